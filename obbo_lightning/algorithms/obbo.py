@@ -1,0 +1,55 @@
+"""OBBO: the online Bregman bilevel optimizer."""
+
+from functools import partial
+
+from obbo_lightning.algorithms.registry import register
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.domains import Domain, RealSpace
+from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
+from obbo_lightning.core.hypergradients import Estimator, FixedPoint
+from obbo_lightning.core.inner import GradientDescent, InnerSolver
+from obbo_lightning.core.memory import HypergradientWindow
+from obbo_lightning.core.optimizer import BregmanRule
+from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
+
+
+@register("obbo")
+class OBBO(Algorithm):
+    """K inner steps, any hypergradient, the mean of the last w of them, one Bregman proximal step (Algorithm 1).
+
+    Reference: "Online Nonconvex Bilevel Optimization with Bregman Divergences", section 4.1.
+
+    Args:
+        lr: α, outer step size.
+        window: w, window length.
+        inner: inner solver (K, η).
+        hypergradient: estimator; the paper analyses `Unrolled` and runs `FixedPoint` on FC100.
+        geometry: φ_t; the paper's experiments use `AdaptiveDiagonal`.
+        regularizer: h.
+        domain: X.
+        clip: largest norm of q_t.
+
+    >>> OBBO(lr=1e-3, window=25).hypergradient
+    FixedPoint(steps=5, lr=None)
+    """
+
+    def __init__(
+        self,
+        lr: float = 1e-4,
+        window: int = 10,
+        inner: InnerSolver | None = None,
+        hypergradient: Estimator | None = None,
+        geometry: Geometry | None = None,
+        regularizer: ElasticNet | None = None,
+        domain: Domain | None = None,
+        clip: float | None = None,
+    ) -> None:
+        super().__init__(
+            inner=inner or GradientDescent(),
+            hypergradient=hypergradient or FixedPoint(),
+            memory=partial(HypergradientWindow, window),
+            optimizer=BregmanRule(
+                lr, geometry or AdaptiveDiagonal(), regularizer or NoRegularizer(), domain or RealSpace()
+            ),
+            clip=clip,
+        )

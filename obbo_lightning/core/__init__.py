@@ -1,0 +1,1 @@
+"""The mathematics: pure torch, no Lightning, no files, no logging."""

@@ -1,0 +1,36 @@
+"""An algorithm is a composition of four parts, and has no state of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from obbo_lightning.core.hypergradients.base import Estimator
+from obbo_lightning.core.inner import InnerSolver
+from obbo_lightning.core.memory import Memory
+from obbo_lightning.core.validation import positive
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What is done in a round, and with what.
+
+    Attributes:
+        inner: how β̂_t is approached.
+        hypergradient: how ∇F_t is estimated.
+        memory: makes the empty memory that turns estimates into q_t.
+        optimizer: makes the outer rule for λ.
+        clip: largest norm of q_t, per lane; None for no limit.
+    """
+
+    inner: InnerSolver
+    hypergradient: Estimator
+    memory: Callable[[], Memory]
+    optimizer: Callable[[Parameter], Optimizer]
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        self.memory()  # refuses an impossible window here, not in the first round
+        if self.clip is not None:
+            positive("clip", self.clip)

@@ -1,0 +1,273 @@
+"""Distance generating functions φ_t, and the outer step that each of them solves exactly.
+
+A `Geometry` names φ_t for every round from the directions it has seen; a `Distance` is one such φ, held fixed. Those
+that never change are both.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, weighted_simplex
+from obbo_lightning.core.regularizers import ElasticNet
+from obbo_lightning.core.validation import positive
+
+SUPPORTED = """\
+  Euclidean, AdaptiveDiagonal: every regularizer; every domain
+  NegativeEntropy: NoRegularizer or L1; Nonnegative, Box with lower >= 0, or Simplex
+  Burg: every regularizer; Box with lower >= 0 and finite upper"""
+
+
+class Distance(ABC):
+    """A distance generating function φ, per lane over the last axis."""
+
+    @abstractmethod
+    def value(self, outer: Tensor) -> Tensor:
+        """φ(λ), one number a lane."""
+
+    @abstractmethod
+    def mirror(self, outer: Tensor) -> Tensor:
+        """The mirror map ∇φ(λ)."""
+
+    @abstractmethod
+    def inverse_mirror(self, dual: Tensor) -> Tensor:
+        """(∇φ)⁻¹, so that ``inverse_mirror(mirror(x)) == x``."""
+
+    @abstractmethod
+    def strong_convexity(self, domain: Domain) -> float:
+        """ρ in the Euclidean norm on ``domain``; 0 where there is none."""
+
+    @abstractmethod
+    def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
+        """Argmin over x in X of ⟨q, x⟩ + h(x) + D_φ(x, λ)/α         (eq. outer_step_minimization)."""
+
+    def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
+        """D_φ(λ₂, λ₁) = φ(λ₂) − φ(λ₁) − ⟨∇φ(λ₁), λ₂ − λ₁⟩           (eq. bregman_divergence)."""
+        linear = (self.mirror(reference) * (outer - reference)).sum(-1)
+        return self.value(outer) - self.value(reference) - linear
+
+    def accepts(self, outer: Tensor) -> Tensor:
+        """Which lanes φ is differentiable at."""
+        return outer.isfinite().all(-1)
+
+
+class Geometry(ABC):
+    """A rule that names φ_t; its state is a dict of tensors that the optimizer keeps."""
+
+    def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
+        """Whether the step is solved exactly for this h and X."""
+        return True
+
+    def initial_state(self, outer: Tensor) -> dict[str, Tensor]:
+        """What φ_t remembers, before the first round."""
+        return {}
+
+    @abstractmethod
+    def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
+        """φ_t after q_t was seen; updates ``state`` in place."""
+
+
+class FixedGeometry(Geometry, Distance):
+    """φ_t = φ in every round."""
+
+    def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalQuadratic(Distance):
+    """φ(λ) = ½ λᵀ diag(scale) λ."""
+
+    scale: Tensor | float
+
+    def value(self, outer: Tensor) -> Tensor:
+        return 0.5 * (self.scale * outer.square()).sum(-1)
+
+    def mirror(self, outer: Tensor) -> Tensor:
+        return self.scale * outer
+
+    def inverse_mirror(self, dual: Tensor) -> Tensor:
+        return dual / self.scale
+
+    def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
+        return self.value(outer - reference)
+
+    def strong_convexity(self, domain: Domain) -> float:
+        return float(torch.as_tensor(self.scale).min())
+
+    def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
+        # Coordinate i minimises q x + l1 |x| + (l2/2) x² + (x − λ)²/(2s) with its own step s = α / scale.
+        step = lr / self.scale
+        point = outer - step * direction
+        shrink = 1 + step * regularizer.l2
+        if isinstance(domain, Simplex):  # ‖x‖₁ = 1 there: l1 changes nothing
+            return weighted_simplex(point / shrink, (step / shrink) * torch.ones_like(point))
+        if regularizer.l1:
+            # soft threshold: sign(z) max(|z| − s l1, 0)
+            point = point.sign() * (point.abs() - step * regularizer.l1).clamp(min=0)
+        if regularizer.l2:
+            point = point / shrink
+        if isinstance(domain, L2Ball):
+            return _weighted_ball(point, step / shrink, domain)
+        return domain.project(point)  # separable: the clipped minimiser is the minimiser of the clipped problem
+
+
+def _weighted_ball(point: Tensor, step: Tensor | float, domain: L2Ball) -> Tensor:
+    """Argmin over the ball of Σ (x_i − point_i)² / (2 step_i): x = point / (1 + step μ) with ‖x‖ = radius or μ = 0."""
+    if not isinstance(step, Tensor):
+        return domain.project(point)
+    radius = domain.radius
+    multiplier = torch.zeros_like(point[..., :1])
+    # Newton on 1/‖x(μ)‖ − 1/radius, which is increasing and concave: from μ = 0 it never passes the root.
+    for _ in range(60):
+        damping = 1 + step * multiplier
+        x = point / damping
+        norm = x.norm(dim=-1, keepdim=True)
+        slope = (x.square() * step / damping).sum(-1, keepdim=True)
+        advance = (norm / radius - 1) * norm.square() / slope
+        multiplier = torch.where(norm > radius, multiplier + advance, multiplier)
+    return domain.project(point / (1 + step * multiplier))
+
+
+class Euclidean(FixedGeometry, DiagonalQuadratic):
+    """φ(λ) = ½ ‖λ‖², ρ = 1: the step is the proximal gradient step.
+
+    >>> Euclidean().divergence(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2))
+    tensor([12.5000])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(scale=1.0)
+
+
+@dataclass(frozen=True)
+class AdaptiveDiagonal(Geometry):
+    """φ_t(λ) = ½ λᵀ H_t λ with H_t = diag(√v_t + ρ), v_t = decay v_{t−1} + (1 − decay) q_t², v_0 = 0.
+
+    The paper's choice for both experiments. No bias correction: with w = 1 and no constraint this is RMSprop.
+
+    Args:
+        decay: weight of the past in the average of squares.
+        rho: ρ, the strong convexity that remains where no gradient was ever seen.
+    """
+
+    decay: float = 0.9
+    rho: float = 1e-8
+
+    def __post_init__(self) -> None:
+        positive("geometry.rho", self.rho)
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"geometry.decay must lie in [0, 1), got {self.decay!r}")
+
+    def initial_state(self, outer: Tensor) -> dict[str, Tensor]:
+        return {"second_moment": torch.zeros_like(outer)}
+
+    def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
+        second_moment = state["second_moment"]
+        second_moment.mul_(self.decay).addcmul_(direction, direction, value=1 - self.decay)
+        return DiagonalQuadratic(second_moment.sqrt().add_(self.rho))
+
+
+@dataclass(frozen=True)
+class NegativeEntropy(FixedGeometry):
+    """φ(λ) = Σ λ_i log λ_i − λ_i: the multiplicative update, computed in log space.
+
+    ρ is 1 on the simplex and 1/U on (0, U]^d. Coordinates stop at the smallest normal number, so none dies, and at the
+    largest, so none overflows.
+
+    >>> NegativeEntropy().inverse_mirror(NegativeEntropy().mirror(torch.tensor([[2.0]])))
+    tensor([[2.]])
+    """
+
+    def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
+        return regularizer.l2 == 0 and (isinstance(domain, Simplex) or _is_positive_box(domain))
+
+    def accepts(self, outer: Tensor) -> Tensor:
+        return ((outer > 0) & outer.isfinite()).all(-1)
+
+    def value(self, outer: Tensor) -> Tensor:
+        return (torch.xlogy(outer, outer) - outer).sum(-1)
+
+    def mirror(self, outer: Tensor) -> Tensor:
+        return outer.log()
+
+    def inverse_mirror(self, dual: Tensor) -> Tensor:
+        return dual.exp()
+
+    def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
+        return (torch.xlogy(outer, outer / reference) - outer + reference).sum(-1)
+
+    def strong_convexity(self, domain: Domain) -> float:
+        return 1.0 if isinstance(domain, Simplex) else 1 / _upper(domain)
+
+    def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
+        # log λ⁺ = log λ − α (q + l1), normalised on the simplex
+        log = outer.log() - lr * (direction + regularizer.l1)
+        if isinstance(domain, Simplex):
+            log = log - log.logsumexp(-1, keepdim=True)
+            return _floor(log.exp())
+        return _floor(domain.project(log.exp().clamp(max=torch.finfo(outer.dtype).max)))
+
+
+@dataclass(frozen=True)
+class Burg(FixedGeometry):
+    """φ(λ) = −Σ log λ_i, ρ = 1/U² on (0, U]^d.
+
+    >>> Burg().divergence(torch.tensor([[2.0]]), torch.tensor([[2.0]]))
+    tensor([0.])
+    """
+
+    def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
+        return _is_positive_box(domain) and math.isfinite(_upper(domain))
+
+    def accepts(self, outer: Tensor) -> Tensor:
+        return ((outer > 0) & outer.isfinite()).all(-1)
+
+    def value(self, outer: Tensor) -> Tensor:
+        return -outer.log().sum(-1)
+
+    def mirror(self, outer: Tensor) -> Tensor:
+        return -1 / outer
+
+    def inverse_mirror(self, dual: Tensor) -> Tensor:
+        return -1 / dual
+
+    def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
+        relative = (outer - reference) / reference
+        return (relative - relative.log1p()).sum(-1)
+
+    def strong_convexity(self, domain: Domain) -> float:
+        return 1 / _upper(domain) ** 2
+
+    def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
+        # q + l1 + l2 x + (1/λ − 1/x)/α = 0, times α λ x:  α l2 λ x² + b x − λ = 0 with b = 1 + α λ (q + l1).
+        b = 1 + lr * outer * (direction + regularizer.l1)
+        root = (b.square() + 4 * lr * regularizer.l2 * outer.square()).sqrt()
+        # The form without cancellation for either sign of b; no positive root (l2 = 0, b ≤ 0) means the upper bound.
+        rising = 2 * outer / (b + root)
+        falling = (root - b) / (2 * lr * regularizer.l2 * outer) if regularizer.l2 else torch.full_like(b, math.inf)
+        return _floor(domain.project(torch.where(b > 0, rising, falling)))
+
+
+def _floor(outer: Tensor) -> Tensor:
+    return outer.clamp(min=torch.finfo(outer.dtype).tiny)
+
+
+def _is_positive_box(domain: Domain) -> bool:
+    return isinstance(domain, Box) and domain.lower >= 0
+
+
+def _upper(domain: Domain) -> float:
+    return domain.upper if isinstance(domain, Box) else math.inf
+
+
+def require_support(geometry: Geometry, regularizer: ElasticNet, domain: Domain) -> None:
+    """Refuse a triple whose step is not solved exactly, with the list of those that are."""
+    if not geometry.supports(regularizer, domain):
+        raise ValueError(
+            f"geometry {geometry!r} with regularizer {regularizer!r} and domain {domain!r} is not supported; "
+            f"these are:\n{SUPPORTED}"
+        )

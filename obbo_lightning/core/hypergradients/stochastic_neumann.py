@@ -1,0 +1,63 @@
+"""The stochastic estimator of SOBBO: a Neumann series of random length."""
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.hypergradients.base import Hypergradient, ImplicitEstimator, relative_norm
+from obbo_lightning.core.inner import InnerSolver
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.validation import at_least, positive
+
+
+@dataclass(frozen=True)
+class StochasticNeumann(ImplicitEstimator):
+    """∇_λ f(ε) − ∇²_λβ g(ζ⁰) · (m/ℓ) ∏_{j=1}^{m̃} (I − ∇²_ββ g(ζ^j)/ℓ) ∇_β f(ε)     (eq. stochastic_gradient_sample).
+
+    m̃ is uniform on 0..m−1 and shared by all lanes; every factor has its own fresh sample. On the whole task the mean
+    over m̃ is ``FixedPoint(steps=m, lr=1/ℓ)``.
+
+    Args:
+        max_terms: m.
+        smoothness: ℓ_{g,1}; None asks the problem.
+        batch_size: observations in each of ε, ζ⁰, ζ¹, …; None for the whole task.
+    """
+
+    max_terms: int = 10
+    smoothness: float | None = None
+    batch_size: int | None = 1
+
+    def __post_init__(self) -> None:
+        at_least("hypergradient.max_terms", self.max_terms, 1)
+        if self.smoothness is not None:
+            positive("hypergradient.smoothness", self.smoothness)
+        if self.batch_size is not None:
+            at_least("hypergradient.batch_size", self.batch_size, 1)
+
+    def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, solve: Tensor | None) -> Hypergradient:
+        smoothness = self._smoothness(oracle)
+        terms = random.Random(oracle.key.seed_for("terms")).randrange(self.max_terms)
+        _, by_outer, by_inner = oracle.outer_gradients(inner, oracle.draw("epsilon", 0, self.batch_size))
+        curvature = oracle.curvature(inner, oracle.draw("zeta", 0, self.batch_size))
+        vector = by_inner
+        for j in range(1, terms + 1):
+            # v ← (I − ∇²_ββ g(ζ^j)/ℓ) v; on the whole task every factor is the same, and its graph too
+            factor = curvature
+            if self.batch_size is not None:
+                factor = oracle.curvature(inner, oracle.draw("zeta", j, self.batch_size))
+            vector = vector - factor.hessian(vector) / smoothness
+        value = by_outer - curvature.mixed(vector * (self.max_terms / smoothness))
+        return Hypergradient(value, inner, oracle.outer_loss(inner), relative_norm(vector, by_inner))
+
+    def _smoothness(self, oracle: Oracle) -> Tensor:
+        if self.smoothness is not None:
+            return torch.full_like(oracle.outer[:, :1], self.smoothness)
+        smoothness = oracle.problem.smoothness(oracle.outer.detach(), oracle.task)
+        if smoothness is None:
+            raise ValueError(
+                f"hypergradient.smoothness must be given for {type(oracle.problem).__name__}, which does not know its "
+                f"own, got None"
+            )
+        return smoothness.unsqueeze(-1)

@@ -1,0 +1,103 @@
+"""Inner solvers: from ω⁰ to ω^K ≈ β̂_t(λ_t)."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.validation import at_least, one_of, positive
+
+
+class InnerSolver(ABC):
+    """Finds the inner variable of a round."""
+
+    @property
+    def carries(self) -> bool:
+        """Whether the next round starts from this round's inner variable."""
+        return False
+
+    @property
+    @abstractmethod
+    def step_size(self) -> float | None:
+        """η, or None for a solver that has none."""
+
+    @abstractmethod
+    def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
+        """ω^K, detached; ``previous`` is β_t."""
+
+
+@dataclass(frozen=True)
+class GradientDescent(InnerSolver):
+    """ω^k = ω^{k−1} − η ∇_ω g_t(λ_t, ω^{k−1}), K times             (Algorithms 1 and 2).
+
+    Args:
+        steps: K.
+        lr: η.
+        start: ``previous`` starts from β_t, a constant (Algorithm 1); ``outer`` from λ_t, as few-shot adaptation does.
+        batch_size: s, fresh samples for every step (SOBBO); None for the whole task.
+    """
+
+    steps: int = 20
+    lr: float = 0.1
+    start: str = "previous"
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least("inner.steps", self.steps, 1)
+        positive("inner.lr", self.lr)
+        one_of("inner.start", self.start, ("previous", "outer"))
+        if self.batch_size is not None:
+            at_least("inner.batch_size", self.batch_size, 1)
+
+    @property
+    def carries(self) -> bool:
+        return self.start == "previous"
+
+    @property
+    def step_size(self) -> float | None:
+        return self.lr
+
+    def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
+        return self.descend(oracle, previous, differentiable=False)
+
+    def descend(self, oracle: Oracle, previous: Tensor | None, differentiable: bool) -> Tensor:
+        """ω^K; with ``differentiable`` the graph of all K steps is kept."""
+        with torch.set_grad_enabled(differentiable):
+            inner = self._first(oracle, previous)
+            if differentiable and not inner.requires_grad:
+                inner = inner.requires_grad_()
+            for k in range(self.steps):
+                sample = oracle.draw("inner", k, self.batch_size)
+                # ω^k = ω^{k−1} − η ∇_ω g_t(λ_t, ω^{k−1})
+                inner = inner - self.lr * oracle.inner_gradient(inner, sample, differentiable)
+        return inner
+
+    def _first(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
+        if self.start == "outer":
+            # part of the graph, so Unrolled differentiates through ω⁰ = λ; a copy, so ∇_ω is not ∇_ω + ∇_λ
+            return oracle.outer.clone()
+        if previous is None:
+            raise ValueError(
+                f"inner.start 'previous' needs a first inner variable: pass inner=..., give "
+                f"{type(oracle.problem).__name__} an initial_inner, or use inner.start 'outer'"
+            )
+        if previous.ndim != 2 or previous.shape[0] != oracle.outer.shape[0]:
+            raise ValueError(f"inner must have shape [{oracle.outer.shape[0]} lanes, p], got {tuple(previous.shape)}")
+        return previous.detach()
+
+
+@dataclass(frozen=True)
+class ExactSolution(InnerSolver):
+    """β̂_t(λ_t) from the problem's own closed form."""
+
+    @property
+    def step_size(self) -> float | None:
+        return None
+
+    def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
+        solution = oracle.problem.solution(oracle.outer.detach(), oracle.task)
+        if solution is None:
+            raise ValueError(f"inner 'ExactSolution' needs a solution, and {type(oracle.problem).__name__} has none")
+        return solution.detach()

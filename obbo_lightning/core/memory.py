@@ -1,0 +1,196 @@
+"""What an algorithm remembers between rounds: past hypergradients, past tasks, or nothing."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.problem import Task
+from obbo_lightning.core.validation import at_least, fraction
+
+
+@dataclass
+class Warm:
+    """β_t and the last linear solution, carried from round to round.
+
+    Attributes:
+        inner: β_t ``[lanes, p]``; None where rounds do not start from the last one's inner variable.
+        solve: the linear solution ``[lanes, p]`` of a warm-started estimator.
+    """
+
+    inner: Tensor | None = None
+    solve: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain tensors."""
+        return {"inner": self.inner, "solve": self.solve}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.inner, self.solve = state["inner"], state["solve"]
+
+
+class Memory(ABC):
+    """Decides what is solved in a round, and turns the hypergradients into q_t."""
+
+    @property
+    def fill(self) -> int:
+        """How many rounds are remembered now."""
+        return 0
+
+    def recall(self, task: Task, warm: Warm) -> list[tuple[Task, Warm]]:
+        """What to solve at λ_t, newest last; changes nothing."""
+        return [(task, warm)]
+
+    @abstractmethod
+    def merge(self, hypergradients: Tensor) -> Tensor:
+        """q_t from the hypergradients ``[solved, lanes, d]`` of what was recalled, newest last."""
+
+    def keep(self, solved: list[tuple[Task, Warm]]) -> None:  # noqa: B027 (most memories keep no tasks)
+        """Remember the tasks that were recalled, with where their solvers ended."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain tensors and numbers."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (NoMemory has nothing to load)
+        """Continue from `state_dict`."""
+
+
+class NoMemory(Memory):
+    """q_t = d_t."""
+
+    def merge(self, hypergradients: Tensor) -> Tensor:
+        return hypergradients[-1]
+
+
+class HypergradientWindow(Memory):
+    """q_t = Σ_{i<w} ν^i d_{t−i} / Σ_{i<w} ν^i with d_s = 0 for s ≤ 0        (eq. time_smooth_hypergradient).
+
+    The divisor is that of a full window from the first round on. A round costs two additions of vectors whatever w is,
+    and nothing is ever subtracted, so no error outlives its window. Rounds come in blocks of w: ``newer`` sums the
+    present block, and when a block is full its slots are overwritten by the sums of their suffixes, in place (w
+    additions once in w rounds); the suffix that is still inside the window is then always at hand.
+
+    Args:
+        window: w.
+        discount: ν; 1 is the plain mean.
+
+    >>> window = HypergradientWindow(2)
+    >>> window.push(torch.tensor([[4.0]])), window.push(torch.tensor([[6.0]])), window.push(torch.tensor([[0.0]]))
+    (tensor([[2.]]), tensor([[5.]]), tensor([[3.]]))
+    """
+
+    def __init__(self, window: int, discount: float = 1.0) -> None:
+        self.window = at_least("window", window, 1)
+        self.discount = fraction("discount", discount)
+        self._weight = float(sum(discount**i for i in range(window)))
+        self.rounds = 0
+        self._slots: Tensor | None = None  # [w, lanes, d]
+        self._newer: Tensor | None = None  # [lanes, d]
+
+    @property
+    def fill(self) -> int:
+        return min(self.rounds, self.window)
+
+    def merge(self, hypergradients: Tensor) -> Tensor:
+        return self.push(hypergradients[-1])
+
+    def push(self, hypergradient: Tensor) -> Tensor:
+        """Take d_t, give q_t."""
+        slots, newer = self._buffers(hypergradient)
+        k = self.rounds % self.window  # position in the block
+        slots[k] = hypergradient
+        # newer = Σ_{i≤k} ν^i d_{t−i}
+        newer = hypergradient.clone() if k == 0 else self.discount * newer + hypergradient
+        total = newer
+        if k + 1 < self.window:
+            # slot k+1 holds what the window still sees of the last block, aged by the k+1 rounds since
+            total = newer + self.discount ** (k + 1) * slots[k + 1]
+        else:
+            for j in range(self.window - 2, -1, -1):
+                slots[j].mul_(self.discount ** (self.window - 1 - j)).add_(slots[j + 1])
+        self._newer = newer
+        self.rounds += 1
+        return total / self._weight
+
+    def _buffers(self, hypergradient: Tensor) -> tuple[Tensor, Tensor]:
+        if self._slots is None or self._newer is None:
+            self._slots = hypergradient.new_zeros((self.window, *hypergradient.shape))
+            self._newer = torch.zeros_like(hypergradient)
+        elif self._newer.shape != hypergradient.shape:
+            raise ValueError(
+                f"hypergradient must keep the shape {tuple(self._newer.shape)}, got {tuple(hypergradient.shape)}"
+            )
+        elif self._slots.device != hypergradient.device:
+            self._slots, self._newer = self._slots.to(hypergradient.device), self._newer.to(hypergradient.device)
+        return self._slots, self._newer
+
+    def join(self, other: "HypergradientWindow") -> None:
+        """Append another window's lanes to these."""
+        if (other.window, other.discount, other.rounds) != (self.window, self.discount, self.rounds):
+            raise ValueError(
+                f"windows must agree in length, discount and rounds to be joined, got "
+                f"{(self.window, self.discount, self.rounds)} and {(other.window, other.discount, other.rounds)}"
+            )
+        if self._slots is not None and other._slots is not None:
+            self._slots = torch.cat([self._slots, other._slots], dim=1)
+        if self._newer is not None and other._newer is not None:
+            self._newer = torch.cat([self._newer, other._newer])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "window": self.window,
+            "rounds": self.rounds,
+            "slots": None if self._slots is None else self._slots.clone(),
+            "newer": None if self._newer is None else self._newer.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _require_window(self.window, state)
+        self.rounds = state["rounds"]
+        self._slots = None if state["slots"] is None else state["slots"].clone()
+        self._newer = None if state["newer"] is None else state["newer"].clone()
+
+
+class TaskWindow(Memory):
+    """q_t = (1/w) Σ_{i<w} ∇f_{t−i}(λ_t): the last w tasks, all solved again at the current λ in every round (OAGD).
+
+    Each task keeps its own warm start; a new task begins where the last round's newest one ended.
+
+    Args:
+        window: w.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = at_least("window", window, 1)
+        self._past: deque[tuple[Task, Warm]] = deque(maxlen=window)
+
+    @property
+    def fill(self) -> int:
+        return len(self._past)
+
+    def recall(self, task: Task, warm: Warm) -> list[tuple[Task, Warm]]:
+        return [*self._past, (task, warm)][-self.window :]
+
+    def merge(self, hypergradients: Tensor) -> Tensor:
+        return hypergradients.sum(0) / self.window
+
+    def keep(self, solved: list[tuple[Task, Warm]]) -> None:
+        self._past = deque(solved, maxlen=self.window)
+
+    def state_dict(self) -> dict[str, Any]:
+        past = [{"task": dict(task), "warm": warm.state_dict()} for task, warm in self._past]
+        return {"window": self.window, "past": past}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _require_window(self.window, state)
+        self._past = deque(((e["task"], Warm(**e["warm"])) for e in state["past"]), maxlen=self.window)
+
+
+def _require_window(window: int, state: dict[str, Any]) -> None:
+    if state["window"] != window:
+        raise ValueError(f"window must be {state['window']} to continue from this state, got {window}")

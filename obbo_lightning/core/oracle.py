@@ -1,0 +1,117 @@
+"""First and second derivatives of one task's losses at one λ, each call counted."""
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.randomness import Key, Sample
+
+
+class Oracle:
+    """f_t and g_t at λ_t.
+
+    ``calls`` counts gradients (one backward pass each) and products (of the Hessian or the mixed term with a vector).
+
+    Args:
+        problem: what the losses are.
+        outer: λ_t ``[lanes, d]``.
+        task: the data of the round.
+        key: names the round's randomness.
+    """
+
+    def __init__(self, problem: Problem, outer: Tensor, task: Task, key: Key | None = None) -> None:
+        if outer.ndim != 2 or not outer.is_floating_point():
+            raise ValueError(
+                f"outer must be a floating-point tensor [lanes, d], got {outer.dtype} of shape {tuple(outer.shape)}"
+            )
+        self.problem = problem
+        self.task = task
+        self.key = key or Key()
+        self.outer = outer.detach().requires_grad_()
+        self.calls = {"gradients": 0, "products": 0}
+
+    def draw(self, purpose: str, index: int, size: int | None) -> Sample | None:
+        """A fresh, independent sample of ``size`` observations; None means all of them."""
+        return None if size is None else Sample(self.key.seed_for(purpose, index), size)
+
+    def inner_gradient(self, inner: Tensor, sample: Sample | None = None, differentiable: bool = False) -> Tensor:
+        """∇_β g; with ``differentiable`` it keeps the graph through λ and β."""
+        with torch.enable_grad():
+            outer = self.outer
+            if not differentiable:
+                outer, inner = outer.detach(), inner.detach().requires_grad_()
+            loss = self._per_lane("inner_loss", self.problem.inner_loss(outer, inner, self.task, sample))
+            self.calls["gradients"] += 1
+            return _gradients(loss, [inner], differentiable)[0]
+
+    def outer_gradients(self, inner: Tensor, sample: Sample | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """f, ∇_λ f and ∇_β f at a constant β."""
+        with torch.enable_grad():
+            inner = inner.detach().requires_grad_()
+            loss = self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self.task, sample))
+            self.calls["gradients"] += 1
+            by_outer, by_inner = _gradients(loss, [self.outer, inner])
+            return loss.detach(), by_outer, by_inner
+
+    def total_outer_gradient(self, inner: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """F and its gradient by λ through the graph that made ``inner`` in ``steps`` differentiable steps."""
+        with torch.enable_grad():
+            loss = self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self.task))
+            self.calls["gradients"] += 1
+            self.calls["products"] += steps  # going back through a step multiplies by its second derivatives once
+            return loss.detach(), _gradients(loss, [self.outer])[0]
+
+    def outer_loss(self, inner: Tensor) -> Tensor:
+        """F on the whole task; an evaluation, not an oracle call."""
+        with torch.no_grad():
+            return self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self.task))
+
+    def curvature(self, inner: Tensor, sample: Sample | None = None) -> "Curvature":
+        """The second derivatives of g at β, through one retained graph."""
+        return Curvature(self, inner, sample)
+
+    def _per_lane(self, name: str, loss: Tensor) -> Tensor:
+        lanes = self.outer.shape[0]
+        if loss.shape != (lanes,):
+            raise ValueError(
+                f"{type(self.problem).__name__}.{name} must return one number a lane, shape ({lanes},), "
+                f"got {tuple(loss.shape)}"
+            )
+        return loss
+
+
+class Curvature:
+    """∇²_ββ g and ∇²_λβ g at one point, as products with vectors."""
+
+    def __init__(self, oracle: Oracle, inner: Tensor, sample: Sample | None) -> None:
+        self._oracle = oracle
+        self._sample = sample
+        self._inner = inner.detach().requires_grad_()
+        self._gradient = oracle.inner_gradient(self._inner, sample, differentiable=True)
+
+    def hessian(self, vector: Tensor) -> Tensor:
+        """∇²_ββ g · v."""
+        return self._product(self._inner, vector)
+
+    def mixed(self, vector: Tensor) -> Tensor:
+        """∇²_λβ g · v; free where the problem knows it analytically."""
+        oracle = self._oracle
+        analytic = oracle.problem.mixed_term(
+            oracle.outer.detach(), self._inner.detach(), oracle.task, vector, self._sample
+        )
+        return self._product(oracle.outer, vector) if analytic is None else analytic
+
+    def _product(self, variable: Tensor, vector: Tensor) -> Tensor:
+        self._oracle.calls["products"] += 1
+        if not self._gradient.requires_grad:
+            return torch.zeros_like(variable)
+        (product,) = torch.autograd.grad(self._gradient, variable, vector, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(variable) if product is None else product
+
+
+def _gradients(loss: Tensor, variables: list[Tensor], create_graph: bool = False) -> list[Tensor]:
+    # Lanes do not mix, so the gradient of the sum holds every lane's own gradient.
+    if not loss.requires_grad:
+        return [torch.zeros_like(variable) for variable in variables]
+    found = torch.autograd.grad(loss.sum(), variables, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(v) if g is None else g for v, g in zip(variables, found, strict=True)]

@@ -1,0 +1,56 @@
+"""What f_t and g_t are. Two losses make a problem; everything else is optional."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from obbo_lightning.core.randomness import Sample
+
+Task = dict[str, Tensor]
+
+
+class Problem(ABC):
+    """An online bilevel problem: F_t(λ) = f_t(λ, β̂_t(λ)), β̂_t(λ) = argmin_β g_t(λ, β).
+
+    Shapes: outer ``[lanes, d]``, inner ``[lanes, p]``, losses ``[lanes]``. A lane is one independent problem: the loss
+    of a lane depends on that lane's row only. ``task`` is the data of round t; ``sample`` is None for the whole of it,
+    or a `Sample` to estimate the loss from (without bias), which SOBBO asks for.
+
+    The optional methods return None where a problem does not know better; algorithms then differentiate.
+
+    >>> class Ridge(Problem):
+    ...     def inner_loss(self, outer, inner, task, sample=None):
+    ...         return 0.5 * (inner - task["train"]).square().sum(-1) + 0.5 * outer[:, 0] * inner.square().sum(-1)
+    ...     def outer_loss(self, outer, inner, task, sample=None):
+    ...         return 0.5 * (inner - task["validation"]).square().sum(-1)
+    """
+
+    @abstractmethod
+    def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
+        """g_t(λ, β), one number a lane."""
+
+    @abstractmethod
+    def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
+        """f_t(λ, β), one number a lane."""
+
+    def initial_inner(self, outer: Tensor, task: Task) -> Tensor | None:
+        """β_1, for methods that start each round from the last one's inner variable."""
+        return None
+
+    def solution(self, outer: Tensor, task: Task) -> Tensor | None:
+        """β̂_t(λ), exactly."""
+        return None
+
+    def hypergradient(self, outer: Tensor, task: Task) -> tuple[Tensor, Tensor] | None:
+        """∇F_t(λ) and β̂_t(λ), exactly; together, because one factorisation gives both."""
+        return None
+
+    def mixed_term(
+        self, outer: Tensor, inner: Tensor, task: Task, vector: Tensor, sample: Sample | None = None
+    ) -> Tensor | None:
+        """∇²_λβ g_t(λ, β) · vector ``[lanes, d]`` without automatic differentiation."""
+        return None
+
+    def smoothness(self, outer: Tensor, task: Task) -> Tensor | None:
+        """ℓ_{g,1}: an upper bound on the largest eigenvalue of ∇²_ββ g_t, one number a lane."""
+        return None

@@ -1,0 +1,264 @@
+"""One round, from the task to the new outer variable. Nothing else puts a round together."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.optimizer import BregmanProx
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.regret import LocalRegret
+from obbo_lightning.core.validation import one_of
+
+
+class Estimate(NamedTuple):
+    """What one task says about λ_t.
+
+    Attributes:
+        hypergradient: d_t ``[lanes, d]``.
+        inner: β_{t+1} ``[lanes, p]``.
+        warm: where the task's next solve starts.
+        loss: f_t(λ_t, β_{t+1}) ``[lanes]``, before anything was learned from the task by λ.
+        residual: of the linear system, relative ``[lanes]``.
+        calls: oracle calls: gradients and second-derivative products.
+    """
+
+    hypergradient: Tensor
+    inner: Tensor
+    warm: Warm
+    loss: Tensor
+    residual: Tensor
+    calls: dict[str, int]
+
+
+class StepRecord(NamedTuple):
+    """What the outer step did.
+
+    Attributes:
+        hypergradient: d_t after the reduction over ranks, zero in skipped lanes ``[lanes, d]``.
+        direction: q_t, clipped ``[lanes, d]``.
+        generalized: G_X(λ_t, q_t, α) ``[lanes, d]``; None for outer rules that are no Bregman step.
+        regret: euclidean, generalized (or None) and exact (or None), so far ``[lanes]``.
+        skipped: lanes whose hypergradient was not finite ``[lanes]``.
+        outer: λ_{t+1} ``[lanes, d]``, a copy.
+    """
+
+    hypergradient: Tensor
+    direction: Tensor
+    generalized: Tensor | None
+    regret: dict[str, Tensor | None]
+    skipped: Tensor
+    outer: Tensor
+
+
+class Round(NamedTuple):
+    """A round that was played.
+
+    Attributes:
+        estimate: of the round's own task.
+        step: what became of it.
+        hypergradient_error: ‖d_t − ∇F_t(λ_t)‖ ``[lanes]`` where the problem knows ∇F_t, else None.
+        calls: oracle calls of the whole round, past tasks included.
+    """
+
+    estimate: Estimate
+    step: StepRecord
+    hypergradient_error: Tensor | None
+    calls: dict[str, int]
+
+
+class OuterStep:
+    """From hypergradients to λ_{t+1}: reduce → non-finite → memory → clip → optimizer → regret.
+
+    Args:
+        outer: λ, updated in place.
+        algorithm: brings the memory, the outer rule and the clipping.
+        regret_window: w_R, the yardstick's window: it belongs to the experiment, the same for every algorithm.
+        on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first.
+        reduce: combines the hypergradients ``[solved, lanes, d]`` of all ranks.
+    """
+
+    def __init__(
+        self,
+        outer: Parameter,
+        algorithm: Algorithm,
+        regret_window: int = 10,
+        on_nonfinite: str = "raise",
+        reduce: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        if outer.ndim != 2 or not outer.is_floating_point():
+            raise ValueError(
+                f"outer must be a floating-point parameter [lanes, d], got {outer.dtype} of shape {tuple(outer.shape)}"
+            )
+        if not bool(outer.detach().isfinite().all()):
+            raise ValueError(
+                f"outer start must be finite, got {int((~outer.detach().isfinite()).sum())} values that are not"
+            )
+        self.outer = outer
+        self.clip = algorithm.clip
+        self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
+        self.reduce = reduce
+        self.memory = algorithm.memory()
+        self.optimizer = algorithm.optimizer(outer)
+        # Every rank sees the same reduced values: there is nothing to synchronise.
+        self.regret = {
+            "euclidean": LocalRegret(regret_window, sync_on_compute=False),
+            "generalized": LocalRegret(1, sync_on_compute=False),
+            "exact": LocalRegret(regret_window, sync_on_compute=False),
+        }
+
+    @torch.no_grad()
+    def __call__(self, hypergradients: Tensor, exact: Tensor | None = None) -> StepRecord:
+        """Learn from the hypergradients ``[solved, lanes, d]`` of one round, the round's own task last."""
+        if self.reduce is not None:
+            hypergradients = self.reduce(hypergradients)
+        hypergradients, skipped = self._finite(hypergradients)
+        direction = self._clipped(self.memory.merge(hypergradients))
+        before = self.outer.detach().clone()
+        self.outer.grad = direction
+        self.optimizer.step()
+        self.outer.grad = None
+        generalized = None
+        if isinstance(self.optimizer, BregmanProx):
+            # G_X(λ_t, q_t, α) = (λ_t − λ_{t+1})/α
+            generalized = (before - self.outer) / self.optimizer.param_groups[0]["lr"]
+        regret = {
+            "euclidean": self._accumulate("euclidean", hypergradients[-1]),
+            "generalized": self._accumulate("generalized", generalized),
+            "exact": self._accumulate("exact", exact),
+        }
+        return StepRecord(hypergradients[-1], direction, generalized, regret, skipped, self.outer.detach().clone())
+
+    def _finite(self, hypergradients: Tensor) -> tuple[Tensor, Tensor]:
+        finite = hypergradients.isfinite().all(-1)  # [solved, lanes]
+        if self.on_nonfinite == "raise" and not bool(finite.all()):
+            lanes = (~finite).any(0).nonzero().flatten().tolist()
+            raise FloatingPointError(
+                f"hypergradient is not finite in {len(lanes)} of {finite.shape[1]} lanes (first: {lanes[:5]}); "
+                f"use a smaller inner.lr, a stronger inner curvature, or on_nonfinite 'skip'"
+            )
+        return hypergradients.where(finite.unsqueeze(-1), 0.0), (~finite).any(0)
+
+    def _clipped(self, direction: Tensor) -> Tensor:
+        if self.clip is None:
+            return direction
+        norm = direction.norm(dim=-1, keepdim=True)
+        return direction * (self.clip / norm.clamp(min=self.clip))
+
+    def _accumulate(self, name: str, vectors: Tensor | None) -> Tensor | None:
+        if vectors is None:
+            return None
+        self.regret[name].update(vectors)
+        return self.regret[name].compute().reshape(-1)  # torchmetrics squeezes a single lane
+
+    def state_dict(self) -> dict[str, Any]:
+        """Memory, optimizer and regret; the outer variable belongs to whoever owns the parameter."""
+        return {
+            "memory": self.memory.state_dict(),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),  # torch hands out its live tensors
+            "regret": {name: dict(metric.state_dict()) for name, metric in self.regret.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        self.memory.load_state_dict(state["memory"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name, metric in self.regret.items():
+            metric.load_state_dict(dict(state["regret"][name]))
+
+
+def estimate(problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, warm: Warm, key: Key) -> Estimate:
+    """The hypergradient of one task at λ. Pure: the same arguments give the same estimate."""
+    oracle = Oracle(problem, outer, task, key)
+    first = warm.inner
+    if first is None and algorithm.inner.carries:
+        first = problem.initial_inner(outer, task)
+    found = algorithm.hypergradient(oracle, algorithm.inner, first, warm.solve)
+    carried = Warm(
+        _last_finite(found.inner, first) if algorithm.inner.carries else None,
+        _last_finite(found.solve, warm.solve),
+    )
+    return Estimate(found.value, found.inner, carried, found.loss, found.residual, oracle.calls)
+
+
+def play(problem: Problem, algorithm: Algorithm, step: OuterStep, task: Task, warm: Warm, key: Key) -> Round:
+    """One round: λ_t meets the task, is judged on it, learns from it. The next warm start is ``estimate.warm``."""
+    outer = step.outer.detach()
+    recalled = step.memory.recall(task, warm)
+    estimates = [
+        estimate(problem, algorithm, outer, past, its_warm, key._replace(task=len(recalled) - 1 - i))
+        for i, (past, its_warm) in enumerate(recalled)
+    ]
+    newest = estimates[-1]
+    if algorithm.hypergradient.contracts:
+        _warn_if_diverging(newest.residual)
+    known = problem.hypergradient(outer, task)
+    exact = None if known is None else known[0].detach()
+    error = None if exact is None else (newest.hypergradient - exact).norm(dim=-1)
+    record = step(torch.stack([e.hypergradient for e in estimates]), exact)
+    step.memory.keep([(past, e.warm) for (past, _), e in zip(recalled, estimates, strict=True)])
+    calls = {name: sum(e.calls[name] for e in estimates) for name in newest.calls}
+    return Round(newest, record, error, calls)
+
+
+def online(
+    problem: Problem,
+    algorithm: Algorithm,
+    stream: Iterable[Task],
+    outer: Tensor,
+    inner: Tensor | None = None,
+    seed: int = 0,
+    regret_window: int = 10,
+    on_nonfinite: str = "raise",
+) -> Iterator[Round]:
+    """Play a stream from its first task; yields every round after it was learned from.
+
+    Args:
+        problem: what f_t and g_t are.
+        algorithm: what to do in a round.
+        stream: the tasks, in order; any iterable, also one that never ends.
+        outer: λ_1 ``[lanes, d]``; a `Parameter` is updated in place, any other tensor is copied.
+        inner: β_1 ``[lanes, p]``, where rounds start from the last one's inner variable.
+        seed: of all randomness.
+        regret_window: w_R of the reported regrets.
+        on_nonfinite: ``raise`` or ``skip``.
+    """
+    parameter = outer if isinstance(outer, Parameter) else Parameter(outer.detach().clone())
+    step = OuterStep(parameter, algorithm, regret_window, on_nonfinite)
+    return _rounds(problem, algorithm, stream, step, Warm(inner), seed)
+
+
+def _rounds(
+    problem: Problem, algorithm: Algorithm, stream: Iterable[Task], step: OuterStep, warm: Warm, seed: int
+) -> Iterator[Round]:
+    for t, task in enumerate(stream):
+        played = play(problem, algorithm, step, task, warm, Key(seed, t))
+        warm = played.estimate.warm
+        yield played
+
+
+def _last_finite(found: Tensor | None, before: Tensor | None) -> Tensor | None:
+    """A lane that blew up starts its next round from where this one started, not from NaN."""
+    if found is None:
+        return None
+    finite = found.isfinite().all(-1, keepdim=True)
+    return found.where(finite, 0.0 if before is None else before)
+
+
+def _warn_if_diverging(residual: Tensor) -> None:
+    worst = float(residual.max())
+    if worst > 1:
+        warnings.warn(
+            "the fixed point of the hypergradient does not contract (its residual grows): "
+            "use a smaller inner.lr, a stronger inner curvature, or ConjugateGradient",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,148 @@
+"""Quadratic tasks that drift ever more slowly, with their variation known in closed form."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.domains import L2Ball
+from obbo_lightning.core.problem import Task
+from obbo_lightning.core.randomness import derive_seed
+from obbo_lightning.core.validation import at_least, nonnegative
+from obbo_lightning.problems.quadratic import Quadratic
+
+
+class Variation(NamedTuple):
+    """How much a stream moves in T rounds, one number a lane               (eq. inner_level_variation)."""
+
+    h1: Tensor
+    h2: Tensor
+    v1: Tensor
+
+
+class QuadraticStream(Sequence[Task]):
+    """Task t of a `Quadratic` problem: b_t = b + drift t^{−1/2} ξ_t, c_t = c + drift t^{−1/2} ξ'_t, ξ unit vectors.
+
+    So H_{2,T} = O(log T) and V_{1,T} = O(√T): sublinear, as the theorems ask. ℓ_{g,1} = 1 and μ_g = 1/κ_g.
+
+    Args:
+        condition_number: κ_g, one for all lanes or one a lane.
+        rounds: T, the length of the stream.
+        lanes: how many independent problems, each with its own A, B, b_t, c_t.
+        outer_dim: d.
+        inner_dim: p.
+        drift: size of the first round's change.
+        noise: of one observation, see `Quadratic`.
+        radius: of the ball X.
+        seed: of everything.
+        dtype: of everything.
+
+    >>> stream = QuadraticStream(condition_number=10, rounds=3)
+    >>> len(stream), sorted(stream[0]), stream[0]["b"].shape
+    (3, ['b', 'c'], torch.Size([1, 8]))
+    """
+
+    def __init__(
+        self,
+        condition_number: float | Sequence[float] = 10.0,
+        rounds: int = 300,
+        lanes: int = 1,
+        outer_dim: int = 4,
+        inner_dim: int = 8,
+        drift: float = 1.0,
+        noise: float = 0.0,
+        radius: float = 10.0,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.rounds = at_least("rounds", rounds, 1)
+        self.lanes = at_least("lanes", lanes, 1)
+        self.outer_dim = at_least("outer_dim", outer_dim, 1)
+        self.inner_dim = at_least("inner_dim", inner_dim, 2)
+        if outer_dim > inner_dim:
+            raise ValueError(f"outer_dim must be at most inner_dim ({inner_dim}), got {outer_dim}")
+        self.drift = nonnegative("drift", drift)
+        self.domain = L2Ball(radius)
+        self.seed = seed
+        self.dtype = dtype
+        numbers = list(condition_number) if isinstance(condition_number, Sequence) else [condition_number] * lanes
+        if len(numbers) != lanes or not all(k >= 1 for k in numbers):
+            raise ValueError(
+                f"condition_number must be at least 1, one for all or one for each of {lanes} lanes, "
+                f"got {condition_number!r}"
+            )
+        matrices = [self._inner_matrix(lane, number) for lane, number in enumerate(numbers)]
+        couplings = [self._orthogonal("B", lane)[:, :outer_dim] for lane in range(lanes)]
+        self.problem = Quadratic(torch.stack(matrices).to(dtype), torch.stack(couplings).to(dtype), noise=noise)
+
+    def __len__(self) -> int:
+        return self.rounds
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self.task(t) for t in range(*index.indices(self.rounds))]
+        if not -self.rounds <= index < self.rounds:
+            raise IndexError(f"round must lie in 0..{self.rounds - 1}, got {index}")
+        return self.task(index % self.rounds)
+
+    def task(self, t: int) -> Task:
+        """The task of round t, counted from 0; a pure function of (seed, t), also beyond the stream's length."""
+        size = self.drift / (t + 1) ** 0.5
+        return {
+            name: torch.stack(
+                [self._unit(name, lane) + size * self._unit(name, lane, t) for lane in range(self.lanes)]
+            ).to(self.dtype)
+            for name in ("b", "c")
+        }
+
+    def initial_outer(self) -> Tensor:
+        """λ_1 = 0."""
+        return torch.zeros(self.lanes, self.outer_dim, dtype=self.dtype)
+
+    def variation(self, rounds: int | None = None) -> Variation:
+        """H_{1,T}, H_{2,T} and V_{1,T} of the first T rounds, over the ball X.
+
+        β̂_t − β̂_{t−1} = A⁻¹(b_t − b_{t−1}) does not depend on λ. With e_t = A⁻¹b_t − c_t the difference of F_{t+1} and
+        F_t is affine in λ, ⟨Sᵀ(e_{t+1} − e_t), λ⟩ + (‖e_{t+1}‖² − ‖e_t‖²)/2, and its largest absolute value on a ball
+        of radius r is |constant| + r ‖slope‖.
+        """
+        total = self.rounds if rounds is None else at_least("rounds", rounds, 1)
+        problem = self.problem
+        h1 = h2 = v1 = torch.zeros(self.lanes, dtype=self.dtype)
+        shift, gap = self._shift(0)
+        for t in range(1, total + 1):
+            next_shift, next_gap = self._shift(t)
+            slope = torch.einsum("lij,li->lj", problem.response, next_gap - gap)
+            constant = 0.5 * (next_gap.square().sum(-1) - gap.square().sum(-1))
+            v1 = v1 + constant.abs() + self.domain.radius * slope.norm(dim=-1)
+            if t < total:  # H compares rounds 2..T with the one before
+                distance = (next_shift - shift).norm(dim=-1)
+                h1, h2 = h1 + distance, h2 + distance.square()
+            shift, gap = next_shift, next_gap
+        return Variation(h1, h2, v1)
+
+    def _shift(self, t: int) -> tuple[Tensor, Tensor]:
+        task = self.task(t)
+        shift = torch.linalg.solve(self.problem.inner_matrix, task["b"])
+        return shift, shift - task["c"]
+
+    def _inner_matrix(self, lane: int, condition_number: float) -> Tensor:
+        basis = self._orthogonal("A", lane)
+        eigenvalues = torch.logspace(0, -1, self.inner_dim, base=condition_number, dtype=torch.float64)
+        return (basis * eigenvalues) @ basis.mT
+
+    def _orthogonal(self, name: str, lane: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, name, lane))
+        square = torch.randn(self.inner_dim, self.inner_dim, generator=generator, dtype=torch.float64)
+        return torch.linalg.qr(square).Q
+
+    def _unit(self, name: str, lane: int, *round_index: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, name, lane, *round_index))
+        vector = torch.randn(self.inner_dim, generator=generator, dtype=torch.float64)
+        return vector / vector.norm()

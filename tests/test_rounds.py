@@ -1,0 +1,232 @@
+import pytest
+import torch
+from toy import F64, Nonlinear, Proximal, toy_point, toy_task
+
+from obbo_lightning import (
+    OAGD,
+    OBBO,
+    SOBOW,
+    ClosedForm,
+    ConjugateGradient,
+    Euclidean,
+    FixedPoint,
+    GradientDescent,
+    HypergradientWindow,
+    Key,
+    OuterStep,
+    Problem,
+    Warm,
+    estimate,
+    online,
+    play,
+)
+from obbo_lightning.streams import QuadraticStream
+
+
+class Watching(Problem):
+    """Wraps a problem and remembers which tasks its outer loss met, and at which λ."""
+
+    def __init__(self, problem):
+        self.problem, self.met = problem, []
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        return self.problem.inner_loss(outer, inner, task, sample)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        self.met.append((float(task["b"][0, 0]), outer.detach().clone()))
+        return self.problem.outer_loss(outer, inner, task, sample)
+
+    def initial_inner(self, outer, task):
+        return self.problem.initial_inner(outer, task)
+
+
+INNER = GradientDescent(steps=3, lr=1.0)
+
+
+def test_oagd_solves_the_last_w_tasks_in_order_at_the_current_outer_variable():
+    stream = QuadraticStream(rounds=6)
+    names = [float(task["b"][0, 0]) for task in stream]
+    watching = Watching(stream.problem)
+    rounds = online(
+        watching, OAGD(lr=0.1, window=3, inner=INNER, hypergradient=FixedPoint(2)), stream, stream.initial_outer()
+    )
+    outer = stream.initial_outer()
+    for t, played in enumerate(rounds):
+        met, watching.met = watching.met, []
+        assert [name for name, _ in met] == names[max(0, t - 2) : t + 1]
+        assert all(torch.equal(where, outer) for _, where in met)
+        outer = played.step.outer
+        assert played.calls["gradients"] == len(met) * played.estimate.calls["gradients"]
+
+
+def test_oagd_is_its_definition():
+    """q_t = (1/w) Σ ∇f_{t−i}(λ_t), every task from its own last inner variable, written out by hand."""
+    stream, window, lr = QuadraticStream(rounds=7, condition_number=4.0), 3, 0.05
+    algorithm = OAGD(lr=lr, window=window, inner=INNER, hypergradient=FixedPoint(4))
+    outer, inners, newest = stream.initial_outer(), {}, Warm(torch.zeros(1, 8, dtype=F64))
+    for t, played in enumerate(online(stream.problem, algorithm, stream, outer)):
+        total = torch.zeros_like(outer)
+        for s in range(max(0, t - window + 1), t + 1):
+            found = estimate(stream.problem, algorithm, outer, stream[s], inners.get(s, newest), Key(0, t))
+            inners[s] = found.warm
+            total += found.hypergradient
+        newest = inners[t]
+        outer = stream.domain.project(outer - lr * total / window)
+        assert torch.allclose(played.step.outer, outer, rtol=1e-13, atol=1e-15)
+        assert torch.allclose(played.step.hypergradient, found.hypergradient, rtol=1e-12, atol=1e-14)
+
+
+def test_poisoned_later_tasks_change_nothing_for_oagd():
+    stream = QuadraticStream(rounds=8)
+    algorithm = OAGD(lr=0.1, window=3, inner=INNER, hypergradient=FixedPoint(2))
+    clean = [r.step.outer for r in online(stream.problem, algorithm, stream, stream.initial_outer())]
+    for cut in range(1, 8):
+        tasks = [
+            t if i < cut else {k: torch.full_like(v, torch.nan) for k, v in t.items()} for i, t in enumerate(stream)
+        ]
+        rounds = online(stream.problem, algorithm, tasks, stream.initial_outer())
+        assert all(torch.equal(next(rounds).step.outer, clean[i]) for i in range(cut))
+
+
+def test_the_loss_of_a_round_is_judged_before_it_is_learned_from():
+    stream = QuadraticStream(rounds=5)
+    algorithm = OBBO(lr=0.1, window=2, hypergradient=ClosedForm())
+    outer = stream.initial_outer()
+    for t, played in enumerate(online(stream.problem, algorithm, stream, outer)):
+        expected = stream.problem.outer_loss(outer, stream.problem.solution(outer, stream[t]), stream[t])
+        assert torch.allclose(played.estimate.loss, expected, rtol=1e-14)
+        outer = played.step.outer
+
+
+def test_obbo_is_its_definition():
+    """Algorithm 1 with a plain list for the window and a plain formula for the step."""
+    problem, tasks = Nonlinear(), [toy_task(seed=s) for s in range(9)]
+    lr, window, decay, rho = 0.05, 4, 0.9, 1e-8
+    algorithm = OBBO(lr=lr, window=window, inner=GradientDescent(4, 0.3), hypergradient=FixedPoint(3), clip=0.02)
+    outer, inner, past, moment = toy_point(), torch.zeros(2, 3, dtype=F64), [], torch.zeros(2, 3, dtype=F64)
+    for played, task in zip(online(problem, algorithm, tasks, outer), tasks, strict=True):
+        found = estimate(problem, algorithm, outer, task, Warm(inner), Key())
+        inner = found.inner
+        past.append(found.hypergradient)
+        q = sum(past[-window:]) / window
+        q = q * torch.clamp(0.02 / q.norm(dim=-1, keepdim=True), max=1)
+        moment = decay * moment + (1 - decay) * q**2
+        outer = outer - lr * q / (moment.sqrt() + rho)
+        assert torch.allclose(played.step.direction, q, rtol=1e-12)
+        assert torch.allclose(played.step.outer, outer, rtol=1e-12)
+        assert torch.allclose(played.step.generalized, q / (moment.sqrt() + rho), rtol=1e-9)
+
+
+def step_of(algorithm, outer, **options):
+    return OuterStep(torch.nn.Parameter(outer), algorithm, **options)
+
+
+def test_clipping_is_per_lane_and_leaves_the_yardstick_alone():
+    step = step_of(
+        OBBO(lr=1.0, window=1, geometry=Euclidean(), clip=5.0), torch.zeros(2, 2, dtype=F64), regret_window=1
+    )
+    record = step(torch.tensor([[[30.0, 40.0], [0.3, 0.4]]], dtype=F64))
+    assert torch.allclose(record.direction, torch.tensor([[3.0, 4.0], [0.3, 0.4]], dtype=F64))
+    assert torch.allclose(record.regret["euclidean"], torch.tensor([2500.0, 0.25], dtype=F64))
+    assert torch.allclose(record.regret["generalized"], torch.tensor([25.0, 0.25], dtype=F64))
+    assert record.regret["exact"] is None
+
+
+def test_the_yardstick_does_not_depend_on_the_algorithms_window():
+    gradients = torch.randn(12, 1, 2, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    regrets = []
+    for window in (1, 6):
+        step = step_of(OBBO(window=window), torch.zeros(2, 3, dtype=F64), regret_window=4)
+        regrets.append([step(g).regret["euclidean"] for g in gradients][-1])
+    assert torch.equal(*regrets)
+
+
+def test_the_reduction_over_ranks_comes_first():
+    step = step_of(OBBO(lr=1.0, window=1, geometry=Euclidean()), torch.zeros(1, 1), reduce=lambda h: h / 2)
+    record = step(torch.full((1, 1, 1), 8.0))
+    assert float(record.hypergradient) == 4.0
+    assert float(record.outer) == -4.0
+
+
+def test_nonfinite_hypergradients_are_refused_by_default():
+    step = step_of(OBBO(), torch.zeros(3, 2))
+    bad = torch.zeros(1, 3, 2)
+    bad[0, 1, 0] = torch.inf
+    with pytest.raises(FloatingPointError, match=r"1 of 3 lanes \(first: \[1\]\).*on_nonfinite 'skip'"):
+        step(bad)
+    assert torch.equal(step.outer.detach(), torch.zeros(3, 2))
+    assert step.memory.fill == 0
+
+
+def test_a_skipped_lane_counts_as_zero_and_the_others_go_on():
+    algorithm = OBBO(lr=1.0, window=2, geometry=Euclidean())
+    step = step_of(algorithm, torch.zeros(2, 1, dtype=F64), on_nonfinite="skip")
+    record = step(torch.tensor([[[torch.nan], [4.0]]], dtype=F64))
+    assert record.skipped.tolist() == [True, False]
+    assert record.direction.tolist() == [[0.0], [2.0]]
+    record = step(torch.tensor([[[6.0], [0.0]]], dtype=F64))
+    assert record.direction.tolist() == [[3.0], [2.0]]
+
+
+def test_a_lane_that_blew_up_starts_again_from_where_it_was():
+    stream = QuadraticStream(rounds=4, lanes=2)
+    tasks = [dict(task) for task in stream]
+    tasks[1] = {name: torch.where(torch.tensor([[True], [False]]), torch.nan, v) for name, v in tasks[1].items()}
+    algorithm = SOBOW(lr=1e-3, inner=INNER, hypergradient=ConjugateGradient(3, warm_start=True))
+    rounds = list(online(stream.problem, algorithm, tasks, stream.initial_outer(), on_nonfinite="skip"))
+    assert [r.step.skipped.tolist() for r in rounds] == [[False, False], [True, False], [False, False], [False, False]]
+    before, after = rounds[0].estimate.warm, rounds[1].estimate.warm
+    assert torch.equal(after.inner[0], before.inner[0])
+    assert torch.equal(after.solve[0], before.solve[0])
+
+
+def test_a_fixed_point_that_does_not_contract_is_warned_about():
+    stream = QuadraticStream(rounds=1)
+    algorithm = OBBO(lr=1e-3, hypergradient=FixedPoint(8, lr=3.0), inner=INNER)  # η‖∇²g‖ = 3 > 2
+    with pytest.warns(RuntimeWarning, match=r"does not contract.*smaller inner.lr"):
+        played = next(online(stream.problem, algorithm, stream, stream.initial_outer()))
+    assert float(played.estimate.residual) > 1
+
+
+def test_hypergradient_error_and_exact_regret_are_measured_against_the_truth():
+    stream = QuadraticStream(rounds=6, condition_number=3.0)
+    algorithm = OBBO(lr=0.01, window=2, inner=INNER, hypergradient=FixedPoint(2))
+    outer, total, window = stream.initial_outer(), 0.0, HypergradientWindow(3)
+    for t, played in enumerate(online(stream.problem, algorithm, stream, outer, regret_window=3)):
+        truth, _ = stream.problem.hypergradient(outer, stream[t])
+        error = (played.estimate.hypergradient - truth).norm(dim=-1)
+        assert torch.allclose(played.hypergradient_error, error, rtol=1e-12)
+        total += float(window.push(truth).square().sum())
+        outer = played.step.outer
+    assert abs(float(played.step.regret["exact"]) - total) <= 1e-12 * total
+    assert float(played.step.regret["euclidean"]) != float(played.step.regret["exact"])
+
+
+def test_problems_without_a_closed_form_report_no_exact_regret():
+    task = toy_task()
+    algorithm = OBBO(inner=GradientDescent(2, 0.1, start="outer"))
+    played = next(online(Proximal(), algorithm, [task], toy_point()))
+    assert played.hypergradient_error is None
+    assert played.step.regret["exact"] is None
+    assert played.estimate.warm == Warm()  # nothing is carried that nobody will use
+
+
+def test_a_parameter_is_updated_in_place_and_a_tensor_is_left_alone():
+    stream = QuadraticStream(rounds=3)
+    start = stream.initial_outer()
+    parameter = torch.nn.Parameter(start.clone())
+    algorithm = OBBO(lr=0.1, hypergradient=ClosedForm())
+    last = [list(online(stream.problem, algorithm, stream, p))[-1].step.outer for p in (start, parameter)]
+    assert torch.equal(*last)
+    assert torch.equal(start, stream.initial_outer())
+    assert torch.equal(parameter.detach(), last[0])
+
+
+def test_a_round_can_be_played_by_hand():
+    stream = QuadraticStream(rounds=5)
+    algorithm = SOBOW(lr=0.01, inner=INNER)
+    step, warm = OuterStep(torch.nn.Parameter(stream.initial_outer()), algorithm), Warm()
+    for t, task in enumerate(stream):
+        warm = play(stream.problem, algorithm, step, task, warm, Key(0, t)).estimate.warm
+    whole = list(online(stream.problem, algorithm, stream, stream.initial_outer()))[-1]
+    assert torch.equal(step.outer.detach(), whole.step.outer)
