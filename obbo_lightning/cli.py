@@ -1,32 +1,130 @@
-"""The command line: ``fit`` plays a stream and prints a table."""
+"""The command line: fit, resume, validate, test. Every mistake is one line and exit code 2."""
 
-import argparse
+import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+USAGE = """usage: obbo COMMAND [flags]
+
+  fit                 play an online stream; with no flags, the embedded default
+  resume RUN_DIR      go on with a run that was stopped, exactly where it was
+  validate RUN_DIR    adapt a run's outer variable to validation tasks and report
+  test RUN_DIR        adapt a run's outer variable to test tasks and report
+
+  obbo fit --help     every flag of the chosen algorithm, data and trainer
+  obbo fit --config configs/default.yaml --algorithm sobow --algorithm.window 25 --seed 3
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, or 2 for a refusal."""
-    parser = argparse.ArgumentParser(
-        prog="obbo",
-        description="Online bilevel optimization with Bregman geometry.",
-        allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    fit = commands.add_parser(
-        "fit", help="play a drifting quadratic stream with all six algorithms and print the result", allow_abbrev=False
-    )
-    fit.add_argument("--rounds", type=int, default=150, help="T, rounds to play (default: %(default)s)")
-    fit.add_argument("--window", type=int, default=10, help="w, window length (default: %(default)s)")
-    fit.add_argument(
-        "--condition_number", type=float, default=4.0, help="kappa_g of the inner problem (default: %(default)s)"
-    )
-    fit.add_argument("--seed", type=int, default=0, help="of all randomness (default: %(default)s)")
-    options = parser.parse_args(argv)
-    # torch takes seconds to import: after the flags were read
-    from obbo_lightning.experiments.quadratic import fit_quadratic
+    """Run one command and return the exit code: 0, 2 for a refusal, 128 + n after signal n."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments.pop(0) if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    commands = {"fit": _fit, "resume": _resume, "validate": _validate, "test": _test}
+    if command not in commands:
+        from difflib import get_close_matches
+
+        near = get_close_matches(command, commands, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return _refuse(f"command must be one of {', '.join(commands)}, got {command!r}{hint}")
+    warnings.formatwarning = lambda message, *_: f"obbo: warning: {message}\n"
+    try:
+        return commands[command](arguments)
+    except (ValueError, FileNotFoundError, PermissionError) as refusal:
+        return _refuse(str(refusal))
+
+
+def _refuse(message: str) -> int:
+    print(f"obbo: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _fit(arguments: list[str]) -> int:
+    from obbo_lightning.configuration import check, make_parser, read_layers
+
+    settings, switches = read_layers(arguments)
+    if switches & {"help", "h"}:
+        parser = make_parser(settings)
+        parser.set_defaults(check(settings).as_flat().__dict__)  # what this very command would use
+        parser.print_help()
+        return 0
+    from obbo_lightning.training import run as runs
+    from obbo_lightning.training.run_directory import RunDirectory
+
+    settings = runs.complete(settings)
+    if "print_config" in switches:
+        import yaml
+
+        print(yaml.safe_dump(settings, sort_keys=False), end="")
+        return 0
+    runs.build(settings)  # refuses what is impossible before anything is written
+    run = RunDirectory.create(settings["output"], settings["experiment"], settings["algorithm"]["name"])
+    return _play(settings, run, None)
+
+
+def _resume(arguments: list[str]) -> int:
+    from obbo_lightning.training.checkpoints import newest_checkpoint, verify_checkpoint
+
+    settings, run, checkpoint = _earlier_run("resume", arguments)
+    if run.finished:
+        return _refuse(f"{run.path} is finished: it has a {run.summary.name}")
+    chosen = verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints)
+    return _play(settings, run, chosen)
+
+
+def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None) -> int:
+    from obbo_lightning.training import run as runs
+    from obbo_lightning.training.recorder import Stopped
 
     try:
-        fit_quadratic(options.rounds, options.window, options.condition_number, options.seed)
-    except ValueError as refusal:
-        parser.exit(2, f"obbo: {refusal}\n")
+        runs.fit(settings, run, checkpoint)
+    except Stopped as stop:
+        print(f"obbo: {stop}; go on with: python -m obbo_lightning resume {run.path}", file=sys.stderr)
+        return 128 + stop.signum
     return 0
+
+
+def _validate(arguments: list[str]) -> int:
+    return _judge("validate", arguments)
+
+
+def _test(arguments: list[str]) -> int:
+    return _judge("test", arguments)
+
+
+def _judge(command: str, arguments: list[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from obbo_lightning.training import run as runs
+    from obbo_lightning.training.checkpoints import newest_checkpoint, verify_checkpoint
+
+    settings, run, checkpoint = _earlier_run(command, arguments)
+    chosen = verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints)
+    module, data, _ = runs.build(settings)
+    trainer = runs.make_trainer(settings, [], logger=False, limit_val_batches=1.0)
+    (found,) = getattr(trainer, command)(module, data, ckpt_path=chosen, verbose=False)
+    table = Table(title=f"{command} {run.path.name}, {chosen.stem}", show_header=False)
+    for name, value in found.items():
+        table.add_row(name, f"{value:.4f}")
+    Console().print(table)
+    return 0
+
+
+def _earlier_run(command: str, arguments: list[str]) -> tuple[dict[str, Any], Any, Path | None]:
+    import yaml
+
+    from obbo_lightning.training.run_directory import RunDirectory
+
+    if not arguments or arguments[0].startswith("-"):
+        raise ValueError(f"{command} needs the run directory, got {' '.join(arguments) or 'nothing'}")
+    run = RunDirectory.existing(arguments[0])
+    rest = arguments[1:]
+    if rest and not (len(rest) == 2 and rest[0] == "--checkpoint"):
+        raise ValueError(f"{command} takes RUN_DIR and --checkpoint FILE, got {' '.join(rest)}")
+    return yaml.safe_load(run.config.read_text()), run, Path(rest[1]) if rest else None

@@ -13,12 +13,15 @@ from obbo_lightning import (
     SOBOW,
     Adam,
     Algorithm,
+    Box,
     ClosedForm,
     ConjugateGradient,
     Euclidean,
     FixedPoint,
     GradientDescent,
     L2Ball,
+    Nonnegative,
+    Simplex,
     StochasticNeumann,
     TaskWindow,
     Unrolled,
@@ -205,6 +208,15 @@ def test_torch_rules_are_projected_on_the_domain(cls):
         assert played.step.generalized is None
         assert played.step.regret["generalized"] is None
     assert abs(float(played.step.outer.norm()) - 0.02) < 1e-9
+
+
+@pytest.mark.parametrize("cls", [Adam, SGDM])
+@pytest.mark.parametrize("domain", [Box(0.1, 0.3), Nonnegative(), Simplex()], ids=str)
+def test_torch_rules_are_projected_on_every_domain(cls, domain):
+    tasks = [toy_task(lanes=1, seed=s) for s in range(6)]
+    start = torch.tensor([[0.2, 0.2, 0.2]] if isinstance(domain, Box) else [[0.2, 0.3, 0.5]], dtype=F64)
+    for played in online(Nonlinear(), cls(lr=1.0, inner=INNER, domain=domain), tasks, start):
+        assert domain.contains(played.step.outer).all()
 
 
 def test_a_users_algorithm_is_registered_once(monkeypatch):

@@ -1,14 +1,12 @@
 """What the documents say is executed."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from obbo_lightning import ALGORITHMS, cli
+from obbo_lightning import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -49,43 +47,30 @@ def test_links_lead_somewhere(document):
         assert (document.parent / target).exists(), target
 
 
-def test_fit_prints_a_row_for_every_algorithm(capsys):
-    assert cli.main(["fit", "--rounds", "3", "--window", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in ALGORITHMS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["fit", "--rounds", "0"], "rounds must be an integer of at least 1, got 0"),
-        (["fit", "--window", "0"], "window must be an integer of at least 1, got 0"),
-        (["fit", "--condition_number", "0.5"], "condition_number must be at least 1"),
-        (["fit", "--round", "3"], "unrecognized arguments: --round"),
-        ([], "required: command"),
-    ],
-)
-def test_mistakes_end_with_code_2_and_no_traceback(arguments, message, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(arguments)
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_the_module_is_a_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "obbo_lightning", "fit", "--rounds", "2", "--window", "1"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "exact" in done.stdout
-    assert done.stderr == ""
-
-
 def test_the_core_imports_nothing_that_the_design_forbids():
     forbidden = re.compile(r"^\s*(import|from) (lightning|wandb|logging|rich)", flags=re.MULTILINE)
     for part in ("core", "algorithms", "problems", "streams"):
         for source in (ROOT / "obbo_lightning" / part).rglob("*.py"):
             assert not forbidden.search(source.read_text()), source
+
+
+def test_every_config_is_complete_and_commented():
+    from obbo_lightning.configuration import read_layers
+    from obbo_lightning.training.run import build, complete
+
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
+        settings, _ = read_layers(["--config", str(path)])
+        build(complete(settings))
+        assert path.read_text().startswith("#"), path
+
+
+def test_flags_in_documents_exist():
+    from obbo_lightning.configuration import make_parser, read_layers
+
+    for document in DOCUMENTS:
+        for line in document.read_text().splitlines():
+            if "obbo_lightning fit" in line:
+                flags = line.partition("obbo_lightning fit")[2].split("#")[0].strip("`| ").split()
+                settings, switches = read_layers(flags)
+                assert make_parser(settings) is not None
+                assert switches <= {"help", "print_config"}

@@ -150,6 +150,40 @@ def test_conjugate_gradient_finishes_each_lane_on_its_own():
     assert torch.allclose(few.value[0], many.value[0], rtol=1e-12)
 
 
+def test_conjugate_gradient_stops_at_its_tolerance():
+    stream = QuadraticStream(condition_number=100.0, inner_dim=60)
+    outer = toy_point(lanes=1, dim=4)
+    loose, _ = run(ConjugateGradient(60, tol=1e-2), ExactSolution(), stream.problem, outer, stream[0])
+    tight, _ = run(ConjugateGradient(60, tol=1e-6), ExactSolution(), stream.problem, outer, stream[0])
+    assert 1e-6 < float(loose.residual) <= 1e-2
+    assert 1e-12 < float(tight.residual) <= 1e-6
+
+
+class RootCurvature(Problem):
+    """∇²g is infinite at β = 0, where the solver stands."""
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        return (inner.abs() ** 1.5).sum(-1) + 0.25 * (outer - inner).square().sum(-1)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        return inner.sum(-1)
+
+    def mixed_term(self, outer, inner, task, vector, sample=None):
+        return -0.5 * vector
+
+
+def test_conjugate_gradient_does_not_hide_products_that_are_not_finite():
+    solver = GradientDescent(1, 0.1, start="outer")
+    found, _ = run(ConjugateGradient(3), solver, RootCurvature(), torch.zeros(1, 2, dtype=F64), {})
+    assert found.value.isnan().all()
+
+
+def test_neumann_reports_the_loss_of_the_whole_task():
+    problem, task, outer, inner = Nonlinear(), toy_task(), toy_point(), toy_point(seed=2)
+    found, _ = run(StochasticNeumann(3, 4.0), GradientDescent(2, 0.1), problem, outer, task, inner)
+    assert torch.allclose(found.loss, problem.outer_loss(outer, found.inner, task))
+
+
 def test_conjugate_gradient_warm_start_continues():
     stream = QuadraticStream(condition_number=30.0)
     outer = toy_point(lanes=1, dim=4)

@@ -266,7 +266,7 @@ def drive(optimizer, outer, gradients):
         (AdaptiveDiagonal(decay=0.9, rho=1e-8), lambda p: torch.optim.RMSprop(p, lr=0.03, alpha=0.9, eps=1e-8)),
         (AdaptiveDiagonal(decay=0.7, rho=1e-3), lambda p: torch.optim.RMSprop(p, lr=0.03, alpha=0.7, eps=1e-3)),
     ],
-    ids=str,
+    ids=["sgd", "rmsprop", "rmsprop-0.7"],
 )
 def test_unconstrained_steps_are_those_of_torch_optim(geometry, reference, generator):
     gradients = torch.randn(50, 3, 7, generator=generator, dtype=F64)
@@ -319,3 +319,90 @@ def test_closure_is_evaluated_with_gradients_on():
 
     assert float(optimizer.step(closure)) == 2.0
     assert outer.tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(), AdaptiveDiagonal()], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (F64, 1e-12)])
+@pytest.mark.parametrize("shift", [1e4, 1e8, 1e30])
+def test_simplex_step_is_exact_under_a_large_common_shift(geometry, dtype, tolerance, shift):
+    if dtype == torch.float32 and shift > 1e8:
+        return
+    outer = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=dtype)
+    direction = torch.tensor([[0.5, -0.25, 0.125, 0.0]], dtype=dtype)
+    distance = DiagonalQuadratic(torch.tensor([[1.0, 2.0, 0.5, 1.0]], dtype=dtype))
+    plain = distance.step(outer, direction, 0.25, NoRegularizer(), Simplex())
+    exact = shift if shift < 1e30 else 0.0  # beyond that the sum itself is rounded
+    representable = (direction + exact) - exact == direction
+    if representable.all():
+        shifted = distance.step(outer, direction + exact, 0.25, NoRegularizer(), Simplex())
+        assert torch.allclose(shifted, plain, atol=tolerance)
+    huge = torch.tensor([[-shift, shift, 0.0, 1.0]], dtype=dtype)
+    phi = geometry.distance(huge, geometry.initial_state(outer))
+    corner = phi.step(outer, huge, 1e8, NoRegularizer(), Simplex())
+    assert corner.isfinite().all()
+    assert Simplex().contains(corner).all()
+
+
+def test_entropy_follows_changes_far_below_the_rounding_of_the_logarithm():
+    outer = torch.nn.Parameter(torch.full((1, 1), 1e5))
+    optimizer = BregmanProx([outer], lr=1.0, geometry=NegativeEntropy(), domain=Nonnegative())
+    for _ in range(10_000):
+        outer.grad = torch.full((1, 1), -4e-7)
+        optimizer.step()
+    assert abs(float(outer.detach()) / 1e5 - math.exp(4e-3)) < 5e-4
+
+
+def test_adaptive_scale_recovers_from_a_square_that_overflows():
+    outer = torch.nn.Parameter(torch.zeros(1, 1))
+    optimizer = BregmanProx([outer], lr=0.1, geometry=AdaptiveDiagonal())
+    outer.grad = torch.full((1, 1), 1e25)
+    optimizer.step()
+    assert optimizer.state[outer]["second_moment"].isfinite().all()
+    for _ in range(3000):
+        outer.grad = torch.ones(1, 1)
+        before = outer.detach().clone()
+        optimizer.step()
+    assert float(before - outer.detach()) > 0.05
+
+
+def test_burg_stays_above_zero():
+    outer = torch.nn.Parameter(torch.full((1, 1), 1e-30))
+    optimizer = BregmanProx([outer], lr=1.0, geometry=Burg(), domain=Box(0.0, 1.0))
+    for _ in range(3):
+        outer.grad = torch.full((1, 1), 3e38)
+        optimizer.step()
+    assert float(outer.detach()) >= torch.finfo(torch.float32).tiny
+
+
+def test_a_copied_optimizer_still_knows_its_geometry():
+    outer = torch.nn.Parameter(torch.full((1, 2), 0.5))
+    optimizer = copy.deepcopy(BregmanProx([outer], 0.1, NegativeEntropy(), domain=Simplex()))
+    (copied,) = optimizer.param_groups[0]["params"]
+    copied.grad = torch.tensor([[1.0, -1.0]])
+    optimizer.step()
+    assert torch.allclose(copied.sum(), torch.tensor(1.0))
+    assert float(copied.detach()[0, 0]) < 0.5
+
+
+class Preconditioned(AdaptiveDiagonal):
+    """A user's geometry that calls its weights something else."""
+
+    def distance(self, direction, state):
+        return Weighted(super().distance(direction, state).scale)
+
+
+class Weighted(DiagonalQuadratic):
+    def __init__(self, w):
+        super().__init__(scale=w)
+
+
+class Shared(AdaptiveDiagonal):
+    def distance(self, direction, state):
+        scale = super().distance(direction, state).scale
+        return DiagonalQuadratic(scale.mean(0, keepdim=True).expand_as(scale))
+
+
+def test_geometry_contract_looks_at_lanes():
+    check_geometry(Preconditioned())
+    with pytest.raises(AssertionError, match="neighbours"):
+        check_geometry(Shared())

@@ -64,6 +64,16 @@ class MixedLanes(Broken):
         return super().outer_loss(*args).flip(0) + super().outer_loss(*args)
 
 
+class Cumulative(Broken):
+    def inner_loss(self, *args):
+        return super().inner_loss(*args).cumsum(0)
+
+
+class Biased(Broken):
+    def outer_loss(self, *args):
+        return super().outer_loss(*args) * (7 if len(args) == 4 and args[3] else 1)
+
+
 class MeanLoss(Broken):
     def inner_loss(self, *args):
         return super().inner_loss(*args).mean()
@@ -82,6 +92,8 @@ class Restless(Broken):
         (WrongHypergradient, "hypergradient is off"),
         (TooSmooth, "below the curvature"),
         (MixedLanes, "depends on another lane"),
+        (Cumulative, "depends on another lane"),
+        (Biased, "biased estimate"),
         (MeanLoss, "must have shape"),
         (Restless, "same for the same sample"),
     ],

@@ -21,6 +21,7 @@ from obbo_lightning import (
     ClosedForm,
     ConjugateGradient,
     ElasticNet,
+    Euclidean,
     ExactSolution,
     FixedPoint,
     GradientDescent,
@@ -33,6 +34,7 @@ from obbo_lightning import (
     Simplex,
     StochasticNeumann,
     Unrolled,
+    generalized_gradient,
     make_algorithm,
     online,
 )
@@ -58,7 +60,7 @@ CASES = {
     "m": (lambda: StochasticNeumann(0), "hypergradient.max_terms must be an integer of at least 1, got 0"),
     "ell": (lambda: StochasticNeumann(smoothness=-2.0), "hypergradient.smoothness must be a positive finite"),
     "w": (lambda: OBBO(window=0), "window must be an integer of at least 1, got 0"),
-    "w sobbo": (lambda: SOBBO(window=0), "must be an integer of at least 1, got 0"),
+    "w sobbo": (lambda: SOBBO(window=0), "window must be an integer of at least 1, got 0"),
     "w sobow": (lambda: SOBOW(window=-3), "window must be an integer of at least 1, got -3"),
     "w oagd": (lambda: OAGD(window=True), "window must be an integer of at least 1, got True"),
     "w memory": (lambda: HypergradientWindow(0), "window must be an integer of at least 1, got 0"),
@@ -67,7 +69,56 @@ CASES = {
     "alpha": (lambda: OBBO(lr=0.0), "lr must be a positive finite number, got 0.0"),
     "alpha nan": (lambda: Adam(lr=NAN), "lr must be a positive finite number, got nan"),
     "alpha inf": (lambda: BregmanProx([parameter(1.0)], lr=math.inf), "lr must be a positive finite number, got inf"),
-    "alpha string": (lambda: OBBO(lr="fast"), "lr must be a positive finite number, got 'fast'"),
+    "alpha string": (lambda: OBBO(lr="fast"), "lr must be a number, got 'fast'"),
+    "alpha huge": (lambda: OBBO(lr=10**400), "lr must be a finite number, got one beyond the largest float"),
+    "w_R": (
+        lambda: OuterStep(parameter(1.0), OBBO(), regret_window=0),
+        "regret_window must be an integer of at least 1",
+    ),
+    "inner type": (lambda: OBBO(inner="gd"), "inner must be an instance of InnerSolver, got 'gd'"),
+    "estimator class": (
+        lambda: OBBO(hypergradient=Unrolled),
+        "hypergradient must be an instance of Estimator, got <class",
+    ),
+    "domain class": (lambda: OBBO(domain=Simplex), "domain must be an instance of Domain, got <class"),
+    "geometry type": (lambda: OBBO(geometry="euclidean"), "geometry must be an instance of Geometry, got 'euclidean'"),
+    "regularizer type": (lambda: Adam(regularizer=0.1), "regularizer must be an instance of ElasticNet, got 0.1"),
+    "decay string": (lambda: AdaptiveDiagonal(decay="a"), "geometry.decay must be a number, got 'a'"),
+    "box string": (lambda: Box("0", "1"), "domain.lower must be a number, got '0'"),
+    "group lr": (lambda: BregmanProx([{"params": [parameter(1.0)], "lr": -1}], lr=0.1), "lr must be a positive finite"),
+    "added group": (
+        lambda: BregmanProx([parameter(0.5)], 0.1, domain=L2Ball(1.0)).add_param_group({"params": [parameter(2.0)]}),
+        "outer start must lie in L2Ball(radius=1.0)",
+    ),
+    "integer outer": (
+        lambda: BregmanProx([torch.nn.Parameter(torch.ones(1, 1, dtype=torch.long), requires_grad=False)], 0.1),
+        "outer start must be floating-point, got torch.int64",
+    ),
+    "generalized lr": (
+        lambda: generalized_gradient(Euclidean(), torch.ones(1, 1), torch.ones(1, 1), lr=0),
+        "lr must be a positive finite number, got 0",
+    ),
+    "generalized triple": (
+        lambda: generalized_gradient(NegativeEntropy(), torch.ones(1, 1), torch.ones(1, 1), lr=0.1),
+        "is not supported; these are",
+    ),
+    "unknown setting": (lambda: make_algorithm("obbo", windw=3), "got 'windw'; did you mean 'window'?"),
+    "hypergradient shape": (
+        lambda: OuterStep(parameter(1.0), OBBO())(torch.ones(1, 2, 1)),
+        "hypergradients must have shape [solved, 1, 1], got (1, 2, 1)",
+    ),
+    "asymmetric": (
+        lambda: Quadratic(torch.tensor([[[1.0, 0.5], [0.0, 1.0]]]), torch.eye(2)[None]),
+        "must be symmetric",
+    ),
+    "another memory": (
+        lambda: OAGD(window=3).memory().load_state_dict(HypergradientWindow(3).state_dict()),
+        "state must be that of a TaskWindow",
+    ),
+    "another discount": (
+        lambda: HypergradientWindow(3, 0.9).load_state_dict(HypergradientWindow(3).state_dict()),
+        "discount must be 1.0 to continue from this state, got 0.9",
+    ),
     "clip": (lambda: OBBO(clip=-1.0), "clip must be a positive finite number, got -1.0"),
     "rho": (lambda: AdaptiveDiagonal(rho=0.0), "geometry.rho must be a positive finite number, got 0.0"),
     "decay": (lambda: AdaptiveDiagonal(decay=1.0), "geometry.decay must lie in [0, 1), got 1.0"),
@@ -136,16 +187,51 @@ class NoStart(Nonlinear):
         return None
 
 
+class ThinMixedTerm(Nonlinear):
+    def mixed_term(self, outer, inner, task, vector, sample=None):
+        return vector[:, :1]
+
+
+class ColumnSmoothness(Nonlinear):
+    def smoothness(self, outer, task):
+        return torch.ones(2, 1, dtype=torch.float64)
+
+
+class NegativeSmoothness(Nonlinear):
+    def smoothness(self, outer, task):
+        return -torch.ones(2, dtype=torch.float64)
+
+
 ROUNDS = {
     "loss shape": (
         first_round(NoLanes(), OBBO()),
-        "NoLanes.inner_loss must return one number a lane, shape (2,), got ()",
+        "NoLanes.inner_loss must return shape (2,), got ()",
     ),
     "no first inner": (first_round(NoStart(), OBBO()), "inner.start 'previous' needs a first inner variable"),
     "inner shape": (
         first_round(NoStart(), OBBO(), inner=torch.zeros(3, 3, dtype=torch.float64)),
         "inner must have shape [2 lanes, p], got (3, 3)",
     ),
+    "inner dtype": (
+        first_round(NoStart(), OBBO(), inner=torch.zeros(2, 3)),
+        "inner must have the dtype of outer, torch.float64, got torch.float32",
+    ),
+    "inner nan": (
+        first_round(NoStart(), OBBO(), inner=toy_point() * NAN),
+        "inner start must be finite, got 6 values that are not",
+    ),
+    "inner list": (first_round(NoStart(), OBBO(), inner=[[0.0]]), "inner must be an instance of Tensor, got [[0.0]]"),
+    "outer list": (first_round(Nonlinear(), OBBO(), outer=[[0.0]]), "outer must be an instance of Tensor, got [[0.0]]"),
+    "outer integer": (
+        first_round(Nonlinear(), OBBO(), outer=torch.ones(2, 3, dtype=torch.long)),
+        "outer must be a floating-point tensor [lanes, d], got torch.int64",
+    ),
+    "mixed term shape": (
+        first_round(ThinMixedTerm(), OBBO()),
+        "ThinMixedTerm.mixed_term must return shape (2, 3), got",
+    ),
+    "smoothness shape": (first_round(ColumnSmoothness(), SOBBO()), "smoothness must return shape (2,), got (2, 1)"),
+    "smoothness sign": (first_round(NegativeSmoothness(), SOBBO()), "smoothness must be positive, got -1.0"),
     "no solution": (
         first_round(Proximal(), OBBO(inner=ExactSolution())),
         "inner 'ExactSolution' needs a solution, and Proximal has none",

@@ -72,6 +72,15 @@ def test_regret_continues_from_its_state(vectors):
     assert torch.equal(second.compute(), whole.compute())
 
 
+def test_a_loaded_state_is_computed_from_without_an_update(vectors):
+    regret, other = LocalRegret(5), LocalRegret(5)
+    regret.update(vectors)
+    other.update(vectors[:1])
+    other.compute()
+    other.load_state_dict(copy.deepcopy(regret.state_dict()))
+    assert torch.equal(other.compute(), regret.compute())
+
+
 def test_reset_forgets_the_window_too(vectors):
     regret, fresh = LocalRegret(5), LocalRegret(5)
     regret.update(vectors)

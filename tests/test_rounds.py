@@ -6,6 +6,7 @@ from obbo_lightning import (
     OAGD,
     OBBO,
     SOBOW,
+    Adam,
     ClosedForm,
     ConjugateGradient,
     Euclidean,
@@ -76,16 +77,53 @@ def test_oagd_is_its_definition():
         assert torch.allclose(played.step.hypergradient, found.hypergradient, rtol=1e-12, atol=1e-14)
 
 
+class OneAtATime:
+    """A stream that is poisoned everywhere but at the tasks handed over so far, and watches what is read."""
+
+    def __init__(self, stream):
+        self.stream, self.tasks = stream, [{k: torch.full_like(v, torch.nan) for k, v in t.items()} for t in stream]
+
+    def __iter__(self):
+        for t, task in enumerate(self.stream):
+            self.tasks[t].update(task)
+            yield self.tasks[t]
+
+
 def test_poisoned_later_tasks_change_nothing_for_oagd():
     stream = QuadraticStream(rounds=8)
     algorithm = OAGD(lr=0.1, window=3, inner=INNER, hypergradient=FixedPoint(2))
     clean = [r.step.outer for r in online(stream.problem, algorithm, stream, stream.initial_outer())]
-    for cut in range(1, 8):
-        tasks = [
-            t if i < cut else {k: torch.full_like(v, torch.nan) for k, v in t.items()} for i, t in enumerate(stream)
-        ]
-        rounds = online(stream.problem, algorithm, tasks, stream.initial_outer())
-        assert all(torch.equal(next(rounds).step.outer, clean[i]) for i in range(cut))
+    poisoned = [r.step.outer for r in online(stream.problem, algorithm, OneAtATime(stream), stream.initial_outer())]
+    assert all(torch.equal(a, b) for a, b in zip(clean, poisoned, strict=True))
+
+
+def test_oagd_remembers_tasks_although_the_stream_reuses_one_dict():
+    stream = QuadraticStream(rounds=6)
+
+    def reusing():
+        task = {}
+        for fresh in stream:
+            task.update(fresh)
+            yield task
+
+    algorithm = OAGD(lr=0.1, window=3, inner=INNER, hypergradient=FixedPoint(2))
+    ends = [list(online(stream.problem, algorithm, s, stream.initial_outer()))[-1] for s in (stream, reusing())]
+    assert torch.equal(ends[0].step.outer, ends[1].step.outer)
+
+
+def test_tasks_of_one_round_have_their_own_randomness():
+    """OAGD re-solves the same task in several slots: equal keys would give equal draws."""
+    drawn = []
+
+    class Drawing(Nonlinear):
+        def inner_loss(self, outer, inner, task, sample=None):
+            if sample is not None:
+                drawn.append(sample.seed)
+            return super().inner_loss(outer, inner, task, sample)
+
+    algorithm = OAGD(window=3, inner=GradientDescent(1, 0.1, batch_size=2))
+    list(online(Drawing(), algorithm, [toy_task()] * 3, toy_point()))
+    assert len(drawn) == len(set(drawn)) == 1 + 2 + 3
 
 
 def test_the_loss_of_a_round_is_judged_before_it_is_learned_from():
@@ -148,6 +186,78 @@ def test_the_reduction_over_ranks_comes_first():
     assert float(record.outer) == -4.0
 
 
+def test_what_is_not_finite_after_the_reduction_is_skipped_by_every_rank():
+    def from_another_rank(hypergradients):
+        return hypergradients + torch.tensor([[0.0], [torch.nan]], dtype=F64)
+
+    algorithm = OBBO(lr=1.0, window=1, geometry=Euclidean())
+    step = step_of(algorithm, torch.zeros(2, 1, dtype=F64), reduce=from_another_rank, on_nonfinite="skip")
+    record = step(torch.ones(1, 2, 1, dtype=F64))
+    assert record.skipped.tolist() == [False, True]
+    assert record.outer.tolist() == [[-1.0], [0.0]]
+
+
+def test_the_exact_regret_is_reduced_too_and_survives_a_skipped_round():
+    step = step_of(
+        OBBO(window=1), torch.zeros(2, 1, dtype=F64), reduce=lambda h: 2 * h, on_nonfinite="skip", regret_window=1
+    )
+    step(torch.ones(1, 2, 1, dtype=F64), exact=torch.tensor([[torch.nan], [1.0]], dtype=F64))
+    record = step(torch.ones(1, 2, 1, dtype=F64), exact=torch.tensor([[3.0], [1.0]], dtype=F64))
+    assert record.regret["exact"].tolist() == [36.0, 8.0]
+    assert record.hypergradient_error.tolist() == [4.0, 0.0]
+
+
+def test_a_past_task_that_is_not_finite_counts_as_skipped():
+    step = step_of(OAGD(window=2), torch.zeros(1, 1), on_nonfinite="skip")
+    record = step(torch.tensor([[[torch.inf]], [[1.0]]]))
+    assert record.skipped.tolist() == [True]
+    assert record.direction.tolist() == [[0.5]]
+
+
+def test_the_generalized_regret_has_no_window_of_its_own():
+    step = step_of(OBBO(lr=1.0, window=1, geometry=Euclidean()), torch.zeros(1, 1, dtype=F64), regret_window=5)
+    for value in (1.0, 2.0):
+        record = step(torch.full((1, 1, 1), value, dtype=F64))
+    assert float(record.regret["generalized"]) == 1.0 + 4.0
+    assert float(record.regret["euclidean"]) == pytest.approx(0.04 + 0.36)
+
+
+def test_clipping_survives_what_overflows_when_squared():
+    step = step_of(OBBO(window=1, clip=2.0), torch.zeros(2, 2))
+    record = step(torch.tensor([[[3e30, 4e30], [0.0, 0.0]]]))
+    assert torch.allclose(record.direction, torch.tensor([[1.2, 1.6], [0.0, 0.0]]))
+
+
+def test_a_closed_form_is_evaluated_once_a_round():
+    stream, asked = QuadraticStream(rounds=3), []
+
+    class Counting(type(stream.problem)):
+        def hypergradient(self, outer, task):
+            asked.append(1)
+            return super().hypergradient(outer, task)
+
+    problem = Counting(stream.problem.inner_matrix, stream.problem.coupling)
+    rounds = list(online(problem, OBBO(hypergradient=ClosedForm()), stream, stream.initial_outer()))
+    assert len(asked) == 3
+    assert torch.equal(rounds[-1].step.regret["exact"], rounds[-1].step.regret["euclidean"])
+
+
+def test_one_state_can_be_resumed_from_twice():
+    stream = QuadraticStream(rounds=8)
+    for algorithm in (OBBO(lr=0.1, hypergradient=ClosedForm()), Adam(lr=0.1, hypergradient=ClosedForm())):
+        first = OuterStep(torch.nn.Parameter(stream.initial_outer()), algorithm)
+        for t in range(3):
+            play(stream.problem, algorithm, first, stream[t], Warm(), Key(0, t))
+        state, outer, ends = first.state_dict(), first.outer.detach().clone(), []
+        for _ in range(2):
+            step = OuterStep(torch.nn.Parameter(outer.clone()), algorithm)
+            step.load_state_dict(state)
+            for t in range(3, 8):
+                play(stream.problem, algorithm, step, stream[t], Warm(), Key(0, t))
+            ends.append(step.outer.detach())
+        assert torch.equal(*ends)
+
+
 def test_nonfinite_hypergradients_are_refused_by_default():
     step = step_of(OBBO(), torch.zeros(3, 2))
     bad = torch.zeros(1, 3, 2)
@@ -186,6 +296,9 @@ def test_a_fixed_point_that_does_not_contract_is_warned_about():
     with pytest.warns(RuntimeWarning, match=r"does not contract.*smaller inner.lr"):
         played = next(online(stream.problem, algorithm, stream, stream.initial_outer()))
     assert float(played.estimate.residual) > 1
+    overflowing = OBBO(lr=1e-3, hypergradient=FixedPoint(600, lr=1e3), inner=INNER)
+    with pytest.warns(RuntimeWarning, match="does not contract"):
+        next(online(stream.problem, overflowing, stream, stream.initial_outer(), on_nonfinite="skip"))
 
 
 def test_hypergradient_error_and_exact_regret_are_measured_against_the_truth():
@@ -195,7 +308,7 @@ def test_hypergradient_error_and_exact_regret_are_measured_against_the_truth():
     for t, played in enumerate(online(stream.problem, algorithm, stream, outer, regret_window=3)):
         truth, _ = stream.problem.hypergradient(outer, stream[t])
         error = (played.estimate.hypergradient - truth).norm(dim=-1)
-        assert torch.allclose(played.hypergradient_error, error, rtol=1e-12)
+        assert torch.allclose(played.step.hypergradient_error, error, rtol=1e-12)
         total += float(window.push(truth).square().sum())
         outer = played.step.outer
     assert abs(float(played.step.regret["exact"]) - total) <= 1e-12 * total
@@ -206,7 +319,7 @@ def test_problems_without_a_closed_form_report_no_exact_regret():
     task = toy_task()
     algorithm = OBBO(inner=GradientDescent(2, 0.1, start="outer"))
     played = next(online(Proximal(), algorithm, [task], toy_point()))
-    assert played.hypergradient_error is None
+    assert played.step.hypergradient_error is None
     assert played.step.regret["exact"] is None
     assert played.estimate.warm == Warm()  # nothing is carried that nobody will use
 

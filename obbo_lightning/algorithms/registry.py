@@ -1,5 +1,6 @@
 """Algorithms by name: for configuration files, for comparisons, and for the contract suite."""
 
+import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -34,4 +35,10 @@ def make_algorithm(name: str, **settings: Any) -> Algorithm:
         near = get_close_matches(name, ALGORITHMS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}{hint}")
+    taken = list(inspect.signature(ALGORITHMS[name]).parameters)
+    for key in settings:
+        if key not in taken:
+            near = get_close_matches(key, taken, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} takes {', '.join(taken)}, got {key!r}{hint}")
     return ALGORITHMS[name](**settings)

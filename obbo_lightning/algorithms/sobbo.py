@@ -11,6 +11,7 @@ from obbo_lightning.core.inner import GradientDescent, InnerSolver
 from obbo_lightning.core.memory import HypergradientWindow
 from obbo_lightning.core.optimizer import BregmanRule
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
+from obbo_lightning.core.validation import at_least
 
 
 @register("sobbo")
@@ -42,6 +43,7 @@ class SOBBO(Algorithm):
         domain: Domain | None = None,
         clip: float | None = None,
     ) -> None:
+        at_least("window", window, 1)  # s = w by default: the complaint must be about w
         super().__init__(
             inner=inner or GradientDescent(batch_size=window),
             hypergradient=hypergradient or StochasticNeumann(),

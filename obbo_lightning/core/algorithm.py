@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from obbo_lightning.core.hypergradients.base import Estimator
 from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.memory import Memory
-from obbo_lightning.core.validation import positive
+from obbo_lightning.core.validation import instance_of, positive
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Algorithm:
     clip: float | None = None
 
     def __post_init__(self) -> None:
+        instance_of("inner", self.inner, InnerSolver)
+        instance_of("hypergradient", self.hypergradient, Estimator)
         self.memory()  # refuses an impossible window here, not in the first round
         if self.clip is not None:
             positive("clip", self.clip)

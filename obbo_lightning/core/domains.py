@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.validation import positive
+from obbo_lightning.core.validation import number, positive
 
 
 class Domain(ABC):
@@ -45,7 +45,7 @@ class Box(Domain):
     upper: float
 
     def __post_init__(self) -> None:
-        if not self.lower < self.upper:
+        if not number("domain.lower", self.lower) < number("domain.upper", self.upper):
             raise ValueError(f"domain.lower must be smaller than domain.upper, got {self.lower!r} and {self.upper!r}")
 
     def project(self, outer: Tensor) -> Tensor:
@@ -105,6 +105,8 @@ def weighted_simplex(point: Tensor, step: Tensor) -> Tensor:
     KKT: x_i = max(0, point_i − step_i τ). The coordinates leave zero in the order of point_i / step_i, and with the
     k first of them positive Σ x_i = 1 gives τ_k = (Σ point_i − 1) / Σ step_i.
     """
+    # A common shift of point_i / step_i only shifts τ; without it a huge point would swallow the 1.
+    point = point - step * (point / step).amax(-1, keepdim=True)
     order = (point / step).argsort(dim=-1, descending=True)
     sorted_point, sorted_step = point.gather(-1, order), step.gather(-1, order)
     threshold = (sorted_point.cumsum(-1) - 1) / sorted_step.cumsum(-1)

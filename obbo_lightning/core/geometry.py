@@ -13,7 +13,7 @@ from torch import Tensor
 
 from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, weighted_simplex
 from obbo_lightning.core.regularizers import ElasticNet
-from obbo_lightning.core.validation import positive
+from obbo_lightning.core.validation import number, positive
 
 SUPPORTED = """\
   Euclidean, AdaptiveDiagonal: every regularizer; every domain
@@ -101,6 +101,8 @@ class DiagonalQuadratic(Distance):
     def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
         # Coordinate i minimises q x + l1 |x| + (l2/2) x² + (x − λ)²/(2s) with its own step s = α / scale.
         step = lr / self.scale
+        if isinstance(domain, Simplex):  # Σ x = 1: a constant in q changes nothing but the rounding
+            direction = direction - direction.amin(-1, keepdim=True)
         point = outer - step * direction
         shrink = 1 + step * regularizer.l2
         if isinstance(domain, Simplex):  # ‖x‖₁ = 1 there: l1 changes nothing
@@ -122,7 +124,7 @@ def _weighted_ball(point: Tensor, step: Tensor | float, domain: L2Ball) -> Tenso
     radius = domain.radius
     multiplier = torch.zeros_like(point[..., :1])
     # Newton on 1/‖x(μ)‖ − 1/radius, which is increasing and concave: from μ = 0 it never passes the root.
-    for _ in range(60):
+    for _ in range(20):
         damping = 1 + step * multiplier
         x = point / damping
         norm = x.norm(dim=-1, keepdim=True)
@@ -159,7 +161,7 @@ class AdaptiveDiagonal(Geometry):
 
     def __post_init__(self) -> None:
         positive("geometry.rho", self.rho)
-        if not 0 <= self.decay < 1:
+        if not 0 <= number("geometry.decay", self.decay) < 1:
             raise ValueError(f"geometry.decay must lie in [0, 1), got {self.decay!r}")
 
     def initial_state(self, outer: Tensor) -> dict[str, Tensor]:
@@ -168,6 +170,7 @@ class AdaptiveDiagonal(Geometry):
     def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
         second_moment = state["second_moment"]
         second_moment.mul_(self.decay).addcmul_(direction, direction, value=1 - self.decay)
+        second_moment.clamp_(max=torch.finfo(direction.dtype).max)  # an overflow would never decay again
         return DiagonalQuadratic(second_moment.sqrt().add_(self.rho))
 
 
@@ -205,11 +208,13 @@ class NegativeEntropy(FixedGeometry):
 
     def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
         # log λ⁺ = log λ − α (q + l1), normalised on the simplex
-        log = outer.log() - lr * (direction + regularizer.l1)
+        change = -lr * (direction + regularizer.l1)
+        log = outer.log() + change
         if isinstance(domain, Simplex):
-            log = log - log.logsumexp(-1, keepdim=True)
-            return _floor(log.exp())
-        return _floor(domain.project(log.exp().clamp(max=torch.finfo(outer.dtype).max)))
+            return _floor(log.log_softmax(-1).exp())
+        # Small changes by the product: in log λ they would drown where |log λ| is large.
+        after = torch.where(change.abs() < 1, outer * change.exp(), log.exp())
+        return _floor(domain.project(after.clamp(max=torch.finfo(outer.dtype).max)))
 
 
 @dataclass(frozen=True)
@@ -245,7 +250,7 @@ class Burg(FixedGeometry):
     def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
         # q + l1 + l2 x + (1/λ − 1/x)/α = 0, times α λ x:  α l2 λ x² + b x − λ = 0 with b = 1 + α λ (q + l1).
         b = 1 + lr * outer * (direction + regularizer.l1)
-        root = (b.square() + 4 * lr * regularizer.l2 * outer.square()).sqrt()
+        root = b.hypot(2 * (lr * regularizer.l2) ** 0.5 * outer)
         # The form without cancellation for either sign of b; no positive root (l2 = 0, b ≤ 0) means the upper bound.
         rising = 2 * outer / (b + root)
         falling = (root - b) / (2 * lr * regularizer.l2 * outer) if regularizer.l2 else torch.full_like(b, math.inf)

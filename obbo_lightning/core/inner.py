@@ -77,14 +77,12 @@ class GradientDescent(InnerSolver):
     def _first(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         if self.start == "outer":
             # part of the graph, so Unrolled differentiates through ω⁰ = λ; a copy, so ∇_ω is not ∇_ω + ∇_λ
-            return oracle.outer.clone()
+            return oracle.problem.inner_from_outer(oracle.outer.clone())
         if previous is None:
             raise ValueError(
                 f"inner.start 'previous' needs a first inner variable: pass inner=..., give "
                 f"{type(oracle.problem).__name__} an initial_inner, or use inner.start 'outer'"
             )
-        if previous.ndim != 2 or previous.shape[0] != oracle.outer.shape[0]:
-            raise ValueError(f"inner must have shape [{oracle.outer.shape[0]} lanes, p], got {tuple(previous.shape)}")
         return previous.detach()
 
 

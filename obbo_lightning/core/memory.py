@@ -144,13 +144,14 @@ class HypergradientWindow(Memory):
     def state_dict(self) -> dict[str, Any]:
         return {
             "window": self.window,
+            "discount": self.discount,
             "rounds": self.rounds,
             "slots": None if self._slots is None else self._slots.clone(),
             "newer": None if self._newer is None else self._newer.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        _require_window(self.window, state)
+        _require_same(state, window=self.window, discount=self.discount)
         self.rounds = state["rounds"]
         self._slots = None if state["slots"] is None else state["slots"].clone()
         self._newer = None if state["newer"] is None else state["newer"].clone()
@@ -180,17 +181,21 @@ class TaskWindow(Memory):
         return hypergradients.sum(0) / self.window
 
     def keep(self, solved: list[tuple[Task, Warm]]) -> None:
-        self._past = deque(solved, maxlen=self.window)
+        # A caller may fill one dict with the tensors of the next task.
+        self._past = deque(((dict(task), warm) for task, warm in solved), maxlen=self.window)
 
     def state_dict(self) -> dict[str, Any]:
         past = [{"task": dict(task), "warm": warm.state_dict()} for task, warm in self._past]
         return {"window": self.window, "past": past}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        _require_window(self.window, state)
+        _require_same(state, window=self.window)
+        if "past" not in state:
+            raise ValueError(f"state must be that of a TaskWindow, got one with {sorted(state)}")
         self._past = deque(((e["task"], Warm(**e["warm"])) for e in state["past"]), maxlen=self.window)
 
 
-def _require_window(window: int, state: dict[str, Any]) -> None:
-    if state["window"] != window:
-        raise ValueError(f"window must be {state['window']} to continue from this state, got {window}")
+def _require_same(state: dict[str, Any], **settings: Any) -> None:
+    for name, value in settings.items():
+        if state.get(name) != value:
+            raise ValueError(f"{name} must be {state.get(name)!r} to continue from this state, got {value!r}")

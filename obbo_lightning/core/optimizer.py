@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from obbo_lightning.core.domains import Domain, RealSpace
 from obbo_lightning.core.geometry import Distance, Euclidean, Geometry, require_support
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
-from obbo_lightning.core.validation import positive
+from obbo_lightning.core.validation import instance_of, positive
 
 
 class BregmanProx(Optimizer):
@@ -50,11 +50,23 @@ class BregmanProx(Optimizer):
         self.geometry = geometry or Euclidean()
         self.regularizer = regularizer or NoRegularizer()
         self.domain = domain or RealSpace()
+        instance_of("geometry", self.geometry, Geometry)
+        instance_of("regularizer", self.regularizer, ElasticNet)
+        instance_of("domain", self.domain, Domain)
         require_support(self.geometry, self.regularizer, self.domain)
         super().__init__(params, {"lr": lr})
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                require_start(parameter.detach(), self.domain, self.geometry)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a step size or a start that is impossible, also for groups added later."""
+        super().add_param_group(param_group)
+        positive("lr", self.param_groups[-1]["lr"])
+        for parameter in self.param_groups[-1]["params"]:
+            require_start(parameter.detach(), self.domain, self.geometry)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch keeps only what it knows of
+        own = {"geometry": self.geometry, "regularizer": self.regularizer, "domain": self.domain}
+        return {**super().__getstate__(), **own}
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -92,6 +104,9 @@ class BregmanRule:
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)
+        instance_of("geometry", self.geometry, Geometry)
+        instance_of("regularizer", self.regularizer, ElasticNet)
+        instance_of("domain", self.domain, Domain)
         require_support(self.geometry, self.regularizer, self.domain)
 
     def __call__(self, outer: Parameter) -> Optimizer:
@@ -116,6 +131,8 @@ class ProjectedRule:
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)
+        instance_of("regularizer", self.regularizer, ElasticNet)
+        instance_of("domain", self.domain, Domain)
         if self.regularizer.l1 or self.regularizer.l2:
             raise ValueError(
                 f"regularizer must be none for an outer rule of torch.optim, which takes no composite step, "
@@ -150,12 +167,17 @@ def generalized_gradient(
     >>> generalized_gradient(Euclidean(), torch.ones(1, 2), torch.tensor([[2.0, 3.0]]), lr=0.5)
     tensor([[2., 3.]])
     """
+    positive("lr", lr)
+    if isinstance(distance, Geometry):
+        require_support(distance, regularizer or NoRegularizer(), domain or RealSpace())
     after = distance.step(outer, direction, lr, regularizer or NoRegularizer(), domain or RealSpace())
     return (outer - after) / lr
 
 
 def require_start(outer: Tensor, domain: Domain, geometry: Geometry | None = None) -> None:
     """Refuse an outer start that is not in X, or at which φ has no gradient."""
+    if not outer.is_floating_point():
+        raise ValueError(f"outer start must be floating-point, got {outer.dtype}")
     _require_lanes(outer, domain.contains(outer), f"lie in {domain!r}")
     if isinstance(geometry, Distance):
         _require_lanes(outer, geometry.accepts(outer), f"lie inside {domain!r}, where {geometry!r} is smooth")

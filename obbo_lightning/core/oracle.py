@@ -71,13 +71,7 @@ class Oracle:
         return Curvature(self, inner, sample)
 
     def _per_lane(self, name: str, loss: Tensor) -> Tensor:
-        lanes = self.outer.shape[0]
-        if loss.shape != (lanes,):
-            raise ValueError(
-                f"{type(self.problem).__name__}.{name} must return one number a lane, shape ({lanes},), "
-                f"got {tuple(loss.shape)}"
-            )
-        return loss
+        return require_shape(self.problem, name, loss, self.outer.shape[:1])
 
 
 class Curvature:
@@ -99,7 +93,9 @@ class Curvature:
         analytic = oracle.problem.mixed_term(
             oracle.outer.detach(), self._inner.detach(), oracle.task, vector, self._sample
         )
-        return self._product(oracle.outer, vector) if analytic is None else analytic
+        if analytic is None:
+            return self._product(oracle.outer, vector)
+        return require_shape(oracle.problem, "mixed_term", analytic.detach(), oracle.outer.shape)
 
     def _product(self, variable: Tensor, vector: Tensor) -> Tensor:
         self._oracle.calls["products"] += 1
@@ -107,6 +103,13 @@ class Curvature:
             return torch.zeros_like(variable)
         (product,) = torch.autograd.grad(self._gradient, variable, vector, retain_graph=True, allow_unused=True)
         return torch.zeros_like(variable) if product is None else product
+
+
+def require_shape(problem: Problem, name: str, found: Tensor, shape: torch.Size) -> Tensor:
+    """Refuse what would be broadcast into something else."""
+    if found.shape != shape:
+        raise ValueError(f"{type(problem).__name__}.{name} must return shape {tuple(shape)}, got {tuple(found.shape)}")
+    return found
 
 
 def _gradients(loss: Tensor, variables: list[Tensor], create_graph: bool = False) -> list[Tensor]:

@@ -37,6 +37,14 @@ class Problem(ABC):
         """β_1, for methods that start each round from the last one's inner variable."""
         return None
 
+    def inner_from_outer(self, outer: Tensor) -> Tensor:
+        """ω⁰ for methods that start each round from λ_t; λ_t itself, unless λ holds more than an inner variable."""
+        return outer
+
+    def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
+        """What else to report of a task at (λ, β), such as accuracy, one number a lane each."""
+        return {}
+
     def solution(self, outer: Tensor, task: Task) -> Tensor | None:
         """β̂_t(λ), exactly."""
         return None

@@ -67,7 +67,8 @@ class LocalRegret(Metric):
         if not isinstance(incoming_state, LocalRegret):
             raise ValueError(f"incoming_state must be a LocalRegret, got {type(incoming_state).__name__}")
         self._memory.join(incoming_state._memory)
-        self.total = [torch.cat([*self.total, *incoming_state.total])]
+        both = [*self.total, *incoming_state.total]
+        self.total = [torch.cat(both)] if both else []
         self._computed = None
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -77,6 +78,8 @@ class LocalRegret(Metric):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """The window, from `load_state_dict`."""
         self._memory.load_state_dict(state)
+        self._computed = None
+        self._update_count = self._memory.rounds
 
     def _add(self, squared: Tensor) -> None:
         self.total = [self.total[0] + squared] if self.total else [squared]

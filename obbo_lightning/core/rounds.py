@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.optimizer import BregmanProx
-from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.oracle import Oracle, require_shape
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.regret import LocalRegret
-from obbo_lightning.core.validation import one_of
+from obbo_lightning.core.validation import at_least, instance_of, one_of
 
 
 class Estimate(NamedTuple):
@@ -47,6 +48,7 @@ class StepRecord(NamedTuple):
         direction: q_t, clipped ``[lanes, d]``.
         generalized: G_X(λ_t, q_t, α) ``[lanes, d]``; None for outer rules that are no Bregman step.
         regret: euclidean, generalized (or None) and exact (or None), so far ``[lanes]``.
+        hypergradient_error: ‖d_t − ∇F_t(λ_t)‖ ``[lanes]`` where the problem knows ∇F_t, else None.
         skipped: lanes whose hypergradient was not finite ``[lanes]``.
         outer: λ_{t+1} ``[lanes, d]``, a copy.
     """
@@ -55,6 +57,7 @@ class StepRecord(NamedTuple):
     direction: Tensor
     generalized: Tensor | None
     regret: dict[str, Tensor | None]
+    hypergradient_error: Tensor | None
     skipped: Tensor
     outer: Tensor
 
@@ -65,13 +68,13 @@ class Round(NamedTuple):
     Attributes:
         estimate: of the round's own task.
         step: what became of it.
-        hypergradient_error: ‖d_t − ∇F_t(λ_t)‖ ``[lanes]`` where the problem knows ∇F_t, else None.
+        scores: what else the problem reports of λ_t on the round's own task, such as accuracy ``[lanes]``.
         calls: oracle calls of the whole round, past tasks included.
     """
 
     estimate: Estimate
     step: StepRecord
-    hypergradient_error: Tensor | None
+    scores: dict[str, Tensor]
     calls: dict[str, int]
 
 
@@ -84,6 +87,8 @@ class OuterStep:
         regret_window: w_R, the yardstick's window: it belongs to the experiment, the same for every algorithm.
         on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first.
         reduce: combines the hypergradients ``[solved, lanes, d]`` of all ranks.
+        optimizer: the outer rule, where somebody else has made it from the algorithm already.
+        apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
     """
 
     def __init__(
@@ -93,6 +98,8 @@ class OuterStep:
         regret_window: int = 10,
         on_nonfinite: str = "raise",
         reduce: Callable[[Tensor], Tensor] | None = None,
+        optimizer: Optimizer | None = None,
+        apply: Callable[[], Any] | None = None,
     ) -> None:
         if outer.ndim != 2 or not outer.is_floating_point():
             raise ValueError(
@@ -102,12 +109,14 @@ class OuterStep:
             raise ValueError(
                 f"outer start must be finite, got {int((~outer.detach().isfinite()).sum())} values that are not"
             )
+        at_least("regret_window", regret_window, 1)
         self.outer = outer
         self.clip = algorithm.clip
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
         self.reduce = reduce
         self.memory = algorithm.memory()
-        self.optimizer = algorithm.optimizer(outer)
+        self.optimizer = optimizer or algorithm.optimizer(outer)
+        self._apply = apply or self.optimizer.step
         # Every rank sees the same reduced values: there is nothing to synchronise.
         self.regret = {
             "euclidean": LocalRegret(regret_window, sync_on_compute=False),
@@ -118,13 +127,19 @@ class OuterStep:
     @torch.no_grad()
     def __call__(self, hypergradients: Tensor, exact: Tensor | None = None) -> StepRecord:
         """Learn from the hypergradients ``[solved, lanes, d]`` of one round, the round's own task last."""
-        if self.reduce is not None:
-            hypergradients = self.reduce(hypergradients)
+        if hypergradients.ndim != 3 or hypergradients.shape[1:] != self.outer.shape:
+            raise ValueError(
+                f"hypergradients must have shape [solved, {', '.join(map(str, self.outer.shape))}], "
+                f"got {tuple(hypergradients.shape)}"
+            )
+        hypergradients, exact = self._reduced(hypergradients, exact)
         hypergradients, skipped = self._finite(hypergradients)
+        if exact is not None:
+            exact = exact.where(exact.isfinite().all(-1, keepdim=True), 0.0)
         direction = self._clipped(self.memory.merge(hypergradients))
         before = self.outer.detach().clone()
         self.outer.grad = direction
-        self.optimizer.step()
+        self._apply()
         self.outer.grad = None
         generalized = None
         if isinstance(self.optimizer, BregmanProx):
@@ -135,7 +150,18 @@ class OuterStep:
             "generalized": self._accumulate("generalized", generalized),
             "exact": self._accumulate("exact", exact),
         }
-        return StepRecord(hypergradients[-1], direction, generalized, regret, skipped, self.outer.detach().clone())
+        error = None if exact is None else (hypergradients[-1] - exact).norm(dim=-1)
+        return StepRecord(
+            hypergradients[-1], direction, generalized, regret, error, skipped, self.outer.detach().clone()
+        )
+
+    def _reduced(self, hypergradients: Tensor, exact: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.reduce is None:
+            return hypergradients, exact
+        if exact is None:
+            return self.reduce(hypergradients), None
+        together = self.reduce(torch.cat([hypergradients, exact.unsqueeze(0)]))
+        return together[:-1], together[-1]
 
     def _finite(self, hypergradients: Tensor) -> tuple[Tensor, Tensor]:
         finite = hypergradients.isfinite().all(-1)  # [solved, lanes]
@@ -150,8 +176,10 @@ class OuterStep:
     def _clipped(self, direction: Tensor) -> Tensor:
         if self.clip is None:
             return direction
-        norm = direction.norm(dim=-1, keepdim=True)
-        return direction * (self.clip / norm.clamp(min=self.clip))
+        # The largest entry is taken out first: the square of a huge one would overflow.
+        largest = direction.abs().amax(-1, keepdim=True).clamp(min=self.clip)
+        norm = (direction / largest).norm(dim=-1, keepdim=True)
+        return torch.where(norm * largest > self.clip, direction / largest * (self.clip / norm), direction)
 
     def _accumulate(self, name: str, vectors: Tensor | None) -> Tensor | None:
         if vectors is None:
@@ -170,7 +198,7 @@ class OuterStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.memory.load_state_dict(state["memory"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         for name, metric in self.regret.items():
             metric.load_state_dict(dict(state["regret"][name]))
 
@@ -199,14 +227,13 @@ def play(problem: Problem, algorithm: Algorithm, step: OuterStep, task: Task, wa
     ]
     newest = estimates[-1]
     if algorithm.hypergradient.contracts:
-        _warn_if_diverging(newest.residual)
-    known = problem.hypergradient(outer, task)
-    exact = None if known is None else known[0].detach()
-    error = None if exact is None else (newest.hypergradient - exact).norm(dim=-1)
+        _warn_if_diverging(torch.stack([e.residual for e in estimates]))
+    exact = newest.hypergradient if algorithm.hypergradient.exact else _exact_hypergradient(problem, outer, task)
+    scores = problem.scores(outer, newest.inner, task)
     record = step(torch.stack([e.hypergradient for e in estimates]), exact)
     step.memory.keep([(past, e.warm) for (past, _), e in zip(recalled, estimates, strict=True)])
     calls = {name: sum(e.calls[name] for e in estimates) for name in newest.calls}
-    return Round(newest, record, error, calls)
+    return Round(newest, record, scores, calls)
 
 
 def online(
@@ -231,8 +258,15 @@ def online(
         regret_window: w_R of the reported regrets.
         on_nonfinite: ``raise`` or ``skip``.
     """
+    instance_of("problem", problem, Problem)
+    instance_of("algorithm", algorithm, Algorithm)
+    instance_of("outer", outer, Tensor)
+    if not outer.is_floating_point():
+        raise ValueError(f"outer must be a floating-point tensor [lanes, d], got {outer.dtype}")
     parameter = outer if isinstance(outer, Parameter) else Parameter(outer.detach().clone())
     step = OuterStep(parameter, algorithm, regret_window, on_nonfinite)
+    if inner is not None:
+        _require_inner(inner, parameter)
     return _rounds(problem, algorithm, stream, step, Warm(inner), seed)
 
 
@@ -245,6 +279,21 @@ def _rounds(
         yield played
 
 
+def _exact_hypergradient(problem: Problem, outer: Tensor, task: Task) -> Tensor | None:
+    known = problem.hypergradient(outer, task)
+    return None if known is None else require_shape(problem, "hypergradient", known[0].detach(), outer.shape)
+
+
+def _require_inner(inner: Tensor, outer: Tensor) -> None:
+    instance_of("inner", inner, Tensor)
+    if inner.ndim != 2 or inner.shape[0] != outer.shape[0]:
+        raise ValueError(f"inner must have shape [{outer.shape[0]} lanes, p], got {tuple(inner.shape)}")
+    if inner.dtype != outer.dtype:
+        raise ValueError(f"inner must have the dtype of outer, {outer.dtype}, got {inner.dtype}")
+    if not bool(inner.isfinite().all()):
+        raise ValueError(f"inner start must be finite, got {int((~inner.isfinite()).sum())} values that are not")
+
+
 def _last_finite(found: Tensor | None, before: Tensor | None) -> Tensor | None:
     """A lane that blew up starts its next round from where this one started, not from NaN."""
     if found is None:
@@ -254,8 +303,7 @@ def _last_finite(found: Tensor | None, before: Tensor | None) -> Tensor | None:
 
 
 def _warn_if_diverging(residual: Tensor) -> None:
-    worst = float(residual.max())
-    if worst > 1:
+    if float(residual.nan_to_num(nan=0.0).max()) > 1:  # a NaN comes from the task, an overflow is infinite
         warnings.warn(
             "the fixed point of the hypergradient does not contract (its residual grows): "
             "use a smaller inner.lr, a stronger inner curvature, or ConjugateGradient",

@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Collection
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def positive(name: str, value: float) -> float:
@@ -11,23 +14,33 @@ def positive(name: str, value: float) -> float:
     >>> positive("lr", 0.1)
     0.1
     """
-    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+    if not number(name, value) > 0 or math.isinf(value):
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return value
 
 
 def nonnegative(name: str, value: float) -> float:
     """Return ``value`` if it is zero or a positive finite number."""
-    if not _is_number(value) or not math.isfinite(value) or value < 0:
+    if not number(name, value) >= 0 or math.isinf(value):
         raise ValueError(f"{name} must be zero or a positive finite number, got {value!r}")
     return value
 
 
 def fraction(name: str, value: float) -> float:
     """Return ``value`` if it lies in (0, 1]."""
-    if not _is_number(value) or not 0 < value <= 1:
+    if not 0 < number(name, value) <= 1:
         raise ValueError(f"{name} must lie in (0, 1], got {value!r}")
     return value
+
+
+def number(name: str, value: float) -> float:
+    """Return ``value`` as a float, which may be infinite or NaN."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a finite number, got one beyond the largest float") from None
 
 
 def at_least(name: str, value: int, least: int) -> int:
@@ -37,9 +50,9 @@ def at_least(name: str, value: int, least: int) -> int:
     Traceback (most recent call last):
     ValueError: window must be an integer of at least 1, got 0
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-    return value
+    return int(value)
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
@@ -49,5 +62,8 @@ def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def instance_of(name: str, value: Any, kind: type[T]) -> T:
+    """Return ``value`` if it is a ``kind``."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be an instance of {kind.__name__}, got {value!r}")
+    return value

@@ -28,6 +28,8 @@ class Quadratic(Problem):
                 f"inner_matrix must have shape {(lanes, inner_dim, inner_dim)} to match coupling "
                 f"{tuple(coupling.shape)}, got {tuple(inner_matrix.shape)}"
             )
+        if not torch.allclose(inner_matrix, inner_matrix.mT):
+            raise ValueError("inner_matrix must be symmetric, got one that is not")
         self.inner_matrix = inner_matrix
         self.coupling = coupling
         self.ridge = nonnegative("ridge", ridge)

@@ -146,3 +146,44 @@ class QuadraticStream(Sequence[Task]):
         generator = torch.Generator().manual_seed(derive_seed(self.seed, name, lane, *round_index))
         vector = torch.randn(self.inner_dim, generator=generator, dtype=torch.float64)
         return vector / vector.norm()
+
+
+class QuadraticData:
+    """A quadratic stream as ``--data quadratic``: exact regret, and test tasks from far down the same stream.
+
+    Args:
+        condition_number: κ_g.
+        outer_dim: d.
+        inner_dim: p.
+        drift: size of the first round's change.
+        noise: of one observation.
+        radius: of the ball that H and V are taken over.
+        seed: of everything.
+    """
+
+    metric = "loss"
+    FAR = 1_000_000
+
+    def __init__(
+        self,
+        condition_number: float = 10.0,
+        outer_dim: int = 4,
+        inner_dim: int = 8,
+        drift: float = 1.0,
+        noise: float = 0.0,
+        radius: float = 10.0,
+        seed: int = 0,
+    ) -> None:
+        self.train = QuadraticStream(
+            condition_number, self.FAR, 1, outer_dim, inner_dim, drift, noise, radius, seed, torch.float64
+        )
+        self.validation = [self.train.task(self.FAR + t) for t in range(600)]
+        self.test = [self.train.task(2 * self.FAR + t) for t in range(600)]
+
+    def problem(self) -> Quadratic:
+        """The problem that these tasks belong to."""
+        return self.train.problem
+
+    def initial_outer(self, problem: Quadratic, seed: int) -> Tensor:
+        """λ_1 = 0."""
+        return self.train.initial_outer()

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from obbo_lightning.core.inner import InnerSolver
@@ -34,6 +35,9 @@ class Estimator(ABC):
     contracts = False
     """Whether a residual above 1 means that the iteration diverges."""
 
+    exact = False
+    """Whether what it finds is ∇F_t(λ_t) itself."""
+
     @abstractmethod
     def __call__(
         self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, solve: Tensor | None
@@ -55,6 +59,7 @@ class ImplicitEstimator(Estimator):
 
 
 def relative_norm(vector: Tensor, reference: Tensor) -> Tensor:
-    """‖vector‖ / ‖reference‖ a lane, 0 where both vanish."""
+    """‖vector‖ / ‖reference‖ a lane, 0 where both vanish, infinite where only the vector has overflowed."""
     norm, scale = vector.norm(dim=-1), reference.norm(dim=-1)
+    norm = norm.where(~norm.isnan() | scale.isnan(), torch.inf)
     return norm / scale.where(scale > 0, norm.where(norm > 0, 1.0))

@@ -16,7 +16,7 @@ class ConjugateGradient(ImplicitEstimator):
     """∇_λ f − ∇²_λβ g · v where ∇²_ββ g · v = ∇_β f is solved by J steps of conjugate gradients, each lane its own.
 
     A lane that has reached ``tol`` stops moving; so does one that meets a direction of negative curvature, where the
-    system has no meaning as a minimum.
+    system has no meaning as a minimum. The residual is the one that the iteration updates, not a fresh product.
 
     Args:
         steps: J.
@@ -57,4 +57,5 @@ class ConjugateGradient(ImplicitEstimator):
             previous, squared = squared, residual.square().sum(-1, keepdim=True)
             ratio = squared / previous.where(active, 1.0)
             search = torch.where(active, residual + ratio * search, search)
-        return vector, residual
+        # A lane whose products are not finite has no solution, and must not look as if it had one.
+        return vector.where(residual.isfinite().all(-1, keepdim=True), torch.nan), residual

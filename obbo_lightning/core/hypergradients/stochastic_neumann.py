@@ -8,7 +8,7 @@ from torch import Tensor
 
 from obbo_lightning.core.hypergradients.base import Hypergradient, ImplicitEstimator, relative_norm
 from obbo_lightning.core.inner import InnerSolver
-from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.oracle import Oracle, require_shape
 from obbo_lightning.core.validation import at_least, positive
 
 
@@ -59,5 +59,10 @@ class StochasticNeumann(ImplicitEstimator):
             raise ValueError(
                 f"hypergradient.smoothness must be given for {type(oracle.problem).__name__}, which does not know its "
                 f"own, got None"
+            )
+        require_shape(oracle.problem, "smoothness", smoothness, oracle.outer.shape[:1])
+        if not bool((smoothness > 0).all()):
+            raise ValueError(
+                f"{type(oracle.problem).__name__}.smoothness must be positive, got {float(smoothness.min())!r}"
             )
         return smoothness.unsqueeze(-1)

@@ -1,0 +1,232 @@
+"""From configuration files and flags to checked settings: later layers win, and every mistake is one line."""
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from lightning import Trainer
+
+from obbo_lightning.registries import PARTS
+
+Settings = dict[str, Any]
+FROM_DATA = {"ways", "channels", "image_size"}  # a problem takes these from its tasks
+
+
+class ConfigError(ValueError):
+    """A mistake in a flag or a file: names the key, the value and what is allowed."""
+
+
+def default_config() -> Path:
+    """The configuration that every run starts from: the embedded default."""
+    packaged = Path(__file__).parent / "configs" / "default.yaml"
+    return packaged if packaged.exists() else Path(__file__).parents[1] / "configs" / "default.yaml"
+
+
+def read_layers(arguments: Sequence[str]) -> tuple[Settings, set[str]]:
+    """Merge the default, every ``--config`` file in order, and the flags; also return the bare switches given."""
+    flags, files, switches = _read_flags(arguments)
+    merged = _read_file(default_config())
+    for file in files:
+        merged = overlay(merged, _read_file(Path(file)))
+    name = overlay(merged, flags).get("algorithm", {}).get("name")
+    per_algorithm = merged.pop("per_algorithm", None) or {}
+    # What one algorithm needs and the others do not: above the files, below the flags.
+    merged = overlay(merged, {"algorithm": {"name": name, **per_algorithm.get(name, {})}})
+    return overlay(merged, flags), switches
+
+
+def overlay(base: Settings, layer: Settings, path: str = "") -> Settings:
+    """``layer`` above ``base``. A part that gets another name keeps of its old settings those that it takes."""
+    merged = dict(base)
+    if not path and _problem_type(_data_of(base, layer)) is not _problem_type(base):
+        merged.pop("problem", None)  # it was another problem's
+    for key, value in layer.items():
+        where = f"{path}.{key}" if path else key
+        if where in PARTS and isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, dict):
+            below = merged.get(key)
+            below = {"name": below} if where in PARTS and isinstance(below, str) else below
+            below = below if isinstance(below, dict) else {}
+            if where in PARTS and "name" in value and value["name"] != below.get("name"):
+                below = {k: v for k, v in below.items() if k in _accepted(where, value["name"])}
+            value = overlay(below, value, where)
+        merged[key] = value
+    return merged
+
+
+def _data_of(base: Settings, layer: Settings) -> Settings:
+    return {"data": {"name": _at(layer, "data").get("name") or _at(base, "data").get("name")}}
+
+
+def _problem_type(settings: Settings) -> Any:
+    return getattr(part_class("data", _at(settings, "data").get("name")), "problem_type", None)
+
+
+def check(settings: Settings) -> Namespace:
+    """Types and keys, before any compute."""
+    parser = make_parser(settings)
+    known = {action.dest for action in parser._actions}
+    for key, value in _leaves(settings):
+        if key not in known and not any(key.startswith(f"{k}.") for k in known if k.startswith("trainer.")):
+            near = get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown key {key!r} (value {value!r}){hint}")
+    try:
+        return parser.parse_object(settings)
+    except (ArgumentError, TypeError) as error:
+        text = " ".join(str(error).split())
+        raise ConfigError(re.sub(r'^Parser key "([^"]+)":', r"\1:", text)) from None
+
+
+def make_parser(settings: Settings) -> ArgumentParser:
+    """A typed and documented parser for exactly the parts that ``settings`` names."""
+    usage = "obbo fit [--config FILE] [--KEY VALUE ...] [--print_config] [--help]"
+    parser = ArgumentParser(prog="obbo fit", usage=usage, description=HELP, exit_on_error=False, add_help=False)
+    parser.add_argument("--experiment", type=str, default="default", help="first folder of the run directory")
+    parser.add_argument("--seed", type=int, default=0, help="of all randomness")
+    parser.add_argument("--rounds", type=int, default=100, help="T, rounds to play")
+    parser.add_argument("--output", type=str, default="runs", help="where run directories are made")
+    parser.add_argument(
+        "--logger", type=Literal["csv", "wandb", "tensorboard"], default="csv", help="beside metrics.csv"
+    )
+    parser.add_argument("--regret_window", type=int, default=10, help="w_R, window of the reported regrets")
+    parser.add_argument(
+        "--on_nonfinite", type=Literal["raise", "skip"], default="raise", help="what a non-finite hypergradient does"
+    )
+    parser.add_argument("--workers", type=int, default=0, help="loader processes")
+    parser.add_argument("--evaluation.every", type=int, default=50, help="rounds between evaluations")
+    parser.add_argument("--evaluation.tasks", type=int, default=100, help="test tasks of an evaluation")
+    parser.add_argument("--checkpoint.every", type=int, default=25, help="rounds between checkpoints")
+    for name in ("project", "name", "group"):
+        parser.add_argument(f"--wandb.{name}", type=str | None, default=None, help=f"{name} of the W&B run")
+    parser.add_argument("--wandb.tags", type=list[str], default=[], help="tags of the W&B run")
+    for path in _used_parts(settings):
+        cls = part_class(path, _at(settings, path).get("name"))
+        parser.add_argument(f"--{path}.name", type=str, help=f"one of {', '.join(PARTS[path])}")
+        nested = {p.rpartition(".")[2] for p in PARTS if p.startswith(f"{path}.")}
+        parser.add_class_arguments(cls, path, skip=nested | {"seed"})
+    problem = _problem_type(settings)
+    if problem is not None:
+        parser.add_class_arguments(problem, "problem", skip=FROM_DATA)
+    parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
+    return parser
+
+
+HELP = """Play an online stream. Flags and YAML files (--config FILE) use the same keys; later ones win.
+Choose a part by name (--algorithm obbo, --algorithm.geometry burg, --data synthetic) and set what it takes;
+--print_config shows the result."""
+
+
+def part_class(path: str, name: str | None) -> type[Any]:
+    """The class of a part; without a name, the first of its kind."""
+    registry = PARTS[path]
+    if name is None:
+        return next(iter(registry.values()))
+    if name not in registry:
+        near = get_close_matches(str(name), registry, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{path} must be one of {', '.join(registry)}, got {name!r}{hint}")
+    return registry[name]
+
+
+def build_part(settings: Settings, path: str, **extra: Any) -> Any:
+    """Construct a part, and the parts in it."""
+    given = dict(_at(settings, path))
+    cls = part_class(path, given.pop("name", None))
+    for key, value in given.items():
+        if f"{path}.{key}" in PARTS:
+            given[key] = None if value is None else build_part(settings, f"{path}.{key}")
+    return cls(**given, **extra)
+
+
+def _used_parts(settings: Settings) -> Iterator[str]:
+    yield "algorithm"
+    parameters = inspect.signature(part_class("algorithm", _at(settings, "algorithm").get("name"))).parameters
+    yield from (path for path in PARTS if path.startswith("algorithm.") and path.rpartition(".")[2] in parameters)
+    yield "data"
+
+
+def _at(settings: Settings, path: str) -> Settings:
+    for key in path.split("."):
+        found = settings.get(key)
+        settings = {"name": found} if isinstance(found, str) else found or {}
+    return settings
+
+
+def _accepted(path: str, name: str) -> set[str]:
+    return set(inspect.signature(part_class(path, name)).parameters)
+
+
+def _leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        where = f"{path}.{key}" if path else str(key)
+        if isinstance(value, dict) and value and not where.startswith("trainer."):
+            yield from _leaves(value, where)
+        elif not (isinstance(value, dict) or (value is None and where in PARTS)):
+            yield where, value
+
+
+def _read_file(path: Path) -> Settings:
+    try:
+        found = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config file {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"config file {path} must hold keys and values, got {type(found).__name__}")
+    return _numbers(found)
+
+
+def _read_flags(arguments: Sequence[str]) -> tuple[Settings, list[str], set[str]]:
+    flags: Settings = {}
+    files: list[str] = []
+    switches: set[str] = set()
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in ("--help", "-h", "--print_config"):
+            switches.add(word.strip("-"))
+            continue
+        if not word.startswith("--"):
+            raise ConfigError(f"flags begin with --, got {word!r}")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"--{key} needs a value, got none")
+            text = rest.pop(0)
+        if key == "config":
+            files.append(text)
+        else:
+            flags = overlay_flag(flags, key, _numbers(yaml.safe_load(text)) if text else text)
+    return flags, files, switches
+
+
+def overlay_flag(flags: Settings, key: str, value: Any) -> Settings:
+    """Set one dotted key."""
+    head, _, tail = key.partition(".")
+    below = flags.get(head)
+    if isinstance(below, str):
+        below = {"name": below}
+    if tail:
+        return {**flags, head: overlay_flag(below or {}, tail, value)}
+    if isinstance(below, dict) and isinstance(value, str):
+        return {**flags, head: {**below, "name": value}}
+    return {**flags, head: value}
+
+
+def _numbers(value: Any) -> Any:
+    """YAML 1.1 reads 1e-4 as a word; nobody means that."""
+    if isinstance(value, dict):
+        return {k: _numbers(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_numbers(v) for v in value]
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+        return float(value)
+    return value

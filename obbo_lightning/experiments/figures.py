@@ -1,0 +1,63 @@
+"""Figures of one run."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from obbo_lightning.training.table import read_table
+
+# Okabe and Ito's colours, distinguishable for colour-blind readers.
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
+
+
+def draw_figures(metrics: Path, directory: Path, metric: str, untrained: float, title: str) -> list[Path]:
+    """Cumulative regret, and stream and test scores; returns the paths of the two PNG files."""
+    table = {name: np.array(values) for name, values in read_table(metrics).items()}
+    directory.mkdir(exist_ok=True)
+    return [
+        _draw_regret(table, directory / "regret.png", title),
+        _draw_scores(table, directory / f"{metric}.png", metric, untrained, title),
+    ]
+
+
+def _draw_regret(table: dict[str, np.ndarray], path: Path, title: str) -> Path:
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for name, colour, style in (("regret/euclidean", BLUE, "-"), ("regret/exact", ORANGE, "--")):
+        if np.isfinite(table[name]).any():
+            axes.plot(table["round"], table[name], style, color=colour, label=name.removeprefix("regret/"))
+    axes.set(xlabel="round t", ylabel="cumulative bilevel local regret", title=title, ylim=(0, None))
+    axes.legend(frameon=False)
+    return _save(figure, axes, path)
+
+
+def _draw_scores(table: dict[str, np.ndarray], path: Path, metric: str, untrained: float, title: str) -> Path:
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    rounds, values = table["round"], table[metric]
+    width = max(1, min(50, len(values) // 5))
+    smooth = np.convolve(values, np.ones(width) / width, mode="valid")
+    axes.plot(rounds, values, ".", color=BLUE, alpha=0.2, markersize=4)
+    axes.plot(rounds[width - 1 :], smooth, color=BLUE, label=f"stream, mean of {width} rounds")
+    tested = np.isfinite(table[f"test_{metric}"])
+    at = np.concatenate([[0], rounds[tested]])
+    test = np.concatenate([[untrained], table[f"test_{metric}"][tested]])
+    errors = np.concatenate([[np.nan], table[f"test_{metric}_se"][tested]])
+    axes.errorbar(at, test, yerr=errors, color=ORANGE, marker="o", capsize=3, label="test tasks, ± standard error")
+    axes.axhline(untrained, color=GREY, linestyle=":", linewidth=1, label="untrained")
+    axes.set(xlabel="round t", ylabel=metric, title=title)
+    axes.legend(frameon=False)
+    return _save(figure, axes, path)
+
+
+def _save(figure: Figure, axes: Axes, path: Path) -> Path:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

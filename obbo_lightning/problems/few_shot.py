@@ -1,0 +1,153 @@
+"""Few-shot adaptation of a small convolutional network, with a proximal term that keeps it near its initialisation."""
+
+import copy
+import math
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.randomness import Sample
+from obbo_lightning.core.validation import at_least, nonnegative
+
+
+class CNN4(nn.Module):
+    """Four blocks of 3x3 convolution, batch norm (statistics of the batch, none kept), ReLU, 2x2 max-pool; one linear.
+
+    With 64 filters, 3x32x32 images and 5 ways it has 114,373 parameters.
+
+    Args:
+        ways: number of classes.
+        filters: in each convolution.
+        channels: of the images.
+        image_size: side of the images, at least 16.
+    """
+
+    def __init__(self, ways: int = 5, filters: int = 64, channels: int = 3, image_size: int = 32) -> None:
+        super().__init__()
+        at_least("problem.ways", ways, 2)
+        at_least("problem.filters", filters, 1)
+        at_least("problem.channels", channels, 1)
+        at_least("problem.image_size", image_size, 16)
+        widths = [channels, filters, filters, filters, filters]
+        self.blocks = nn.Sequential(*(self._block(a, b) for a, b in pairwise(widths)))
+        self.linear = nn.Linear(filters * (image_size // 16) ** 2, ways)
+
+    @staticmethod
+    def _block(channels: int, filters: int) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(channels, filters, kernel_size=3, padding=1),
+            nn.BatchNorm2d(filters, track_running_stats=False),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``[images, ways]``."""
+        return self.linear(self.blocks(images).flatten(1))
+
+
+class FewShot(Problem):
+    """g_t(λ, β) = L(β; support) + γ/2 ‖λ − β‖², f_t(λ, β) = L(β; query), L the mean cross-entropy of a CNN4.
+
+    One lane: λ and β are all parameters of the network, flat ``[1, d]``. A task holds ``support`` and ``query`` images
+    ``[n, channels, size, size]`` and their labels.
+
+    Args:
+        ways: number of classes of a task.
+        channels: of the images.
+        image_size: side of the images.
+        filters: in each convolution.
+        proximity: γ.
+        learn_proximity: make log γ one more, last coordinate of λ, starting at ``proximity``.
+    """
+
+    def __init__(
+        self,
+        ways: int = 5,
+        channels: int = 3,
+        image_size: int = 32,
+        filters: int = 64,
+        proximity: float = 0.5,
+        learn_proximity: bool = False,
+    ) -> None:
+        self.network = CNN4(ways, filters, channels, image_size)  # a template: its own parameters are never used
+        self.proximity = nonnegative("problem.proximity", proximity)
+        self.learn_proximity = learn_proximity
+        if learn_proximity and proximity == 0:
+            raise ValueError("problem.proximity must be positive where problem.learn_proximity is true, got 0")
+        self._shapes = {name: p.shape for name, p in self.network.named_parameters()}
+        self._sizes = [shape.numel() for shape in self._shapes.values()]
+
+    def initial_outer(self, seed: int) -> Tensor:
+        """λ_1: torch's own initialisation of the network, from ``seed``."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for module in self.network.modules():
+                if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear)):
+                    module.reset_parameters()
+        flat = [p.detach().flatten() for p in self.network.parameters()]
+        if self.learn_proximity:
+            flat.append(torch.tensor([math.log(self.proximity)]))
+        return torch.cat(flat).unsqueeze(0)
+
+    def loaded_network(self, outer: Tensor) -> CNN4:
+        """The network with the parameters of λ (or of an adapted β): an ordinary module, for use elsewhere."""
+        network = copy.deepcopy(self.network)
+        network.load_state_dict(self._parameters(self._weights(outer.detach().cpu())))
+        return network
+
+    def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
+        fit = self._cross_entropy(inner, task["support"], task["support_labels"], sample)
+        distance = (self._weights(outer) - inner).square().sum(-1)
+        return fit + 0.5 * self._proximity(outer) * distance
+
+    def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
+        return self._cross_entropy(inner, task["query"], task["query_labels"], sample)
+
+    def inner_from_outer(self, outer: Tensor) -> Tensor:
+        return self._weights(outer)
+
+    def initial_inner(self, outer: Tensor, task: Task) -> Tensor:
+        return self._weights(outer)
+
+    def mixed_term(
+        self, outer: Tensor, inner: Tensor, task: Task, vector: Tensor, sample: Sample | None = None
+    ) -> Tensor:
+        proximity = self._proximity(outer)
+        by_weights = -proximity * vector
+        if not self.learn_proximity:
+            return by_weights
+        # ∂/∂(log γ) of ∇_β g · v = γ ⟨β − λ, v⟩
+        by_log_proximity = proximity * ((inner - self._weights(outer)) * vector).sum(-1, keepdim=True)
+        return torch.cat([by_weights, by_log_proximity], dim=-1)
+
+    @torch.no_grad()
+    def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
+        """Accuracy on the query images."""
+        hits = self._logits(inner, task["query"]).argmax(-1) == task["query_labels"]
+        return {"accuracy": hits.to(inner.dtype).mean().reshape(1)}
+
+    def _weights(self, outer: Tensor) -> Tensor:
+        return outer[:, :-1] if self.learn_proximity else outer
+
+    def _proximity(self, outer: Tensor) -> Tensor | float:
+        return outer[:, -1].exp() if self.learn_proximity else self.proximity
+
+    def _cross_entropy(self, inner: Tensor, images: Tensor, labels: Tensor, sample: Sample | None) -> Tensor:
+        if sample is not None:
+            rows = sample.indices(labels.shape[0], labels.device)
+            images, labels = images[rows], labels[rows]
+        return functional.cross_entropy(self._logits(inner, images), labels).reshape(1)
+
+    def _logits(self, inner: Tensor, images: Tensor) -> Tensor:
+        return functional_call(self.network, self._parameters(inner), (images,))
+
+    def _parameters(self, flat: Tensor) -> dict[str, Tensor]:
+        if flat.shape[0] != 1:
+            raise ValueError(f"a few-shot problem has 1 lane, got {flat.shape[0]}")
+        pieces = flat[0].split(self._sizes)
+        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}

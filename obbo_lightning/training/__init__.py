@@ -1,0 +1,1 @@
+"""The Lightning shell: it holds state and calls the core."""

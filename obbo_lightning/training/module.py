@@ -1,0 +1,108 @@
+"""The LightningModule: one training step is one round."""
+
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.rounds import Round, play
+from obbo_lightning.problems.few_shot import CNN4, FewShot
+from obbo_lightning.training.outer_step import BregmanOuterStep
+
+
+class OnlineBilevelModule(L.LightningModule):
+    """Plays round t on batch t with manual optimization; its one parameter is λ ``[lanes, d]``.
+
+    Args:
+        problem: what f_t and g_t are; a `FewShot` problem brings the CNN as a template.
+        algorithm: what to do in a round.
+        outer: λ_1.
+        seed: of all randomness within rounds.
+        regret_window: w_R of the reported regrets.
+        on_nonfinite: ``raise`` or ``skip``.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: Algorithm,
+        outer: Tensor,
+        seed: int = 0,
+        regret_window: int = 10,
+        on_nonfinite: str = "raise",
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.problem = problem
+        self.algorithm = algorithm
+        self.seed = seed
+        self.outer = Parameter(outer.detach().clone())
+        self.warm = Warm()
+        self.outer_step = BregmanOuterStep(algorithm, regret_window, on_nonfinite)
+        self.played: Round | None = None
+        algorithm.optimizer(self.outer)  # refuses a start outside the domain here, not after the data were read
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """The outer step is always there."""
+        return [self.outer_step]
+
+    def configure_optimizers(self) -> Optimizer:
+        """The algorithm's outer rule."""
+        return self.algorithm.optimizer(self.outer)
+
+    def training_step(self, task: Task, batch_idx: int) -> None:
+        """Round t: λ_t meets the task, is judged on it, learns from it."""
+        step = self.outer_step.step
+        if step is None:
+            raise RuntimeError("training_step needs the BregmanOuterStep callback: run it through a Trainer")
+        played = play(self.problem, self.algorithm, step, task, self.warm, Key(self.seed, self.trainer.global_step))
+        self.warm = played.estimate.warm
+        self.played = played
+
+    def evaluate(self, task: Task) -> dict[str, Tensor]:
+        """Loss and scores of a task that nothing is learned from, per lane; state is not touched."""
+        outer = self.outer.detach()
+        oracle = Oracle(self.problem, outer, task, Key(self.seed, -1))
+        first = self.warm.inner
+        if first is None and self.algorithm.inner.carries:
+            first = self.problem.initial_inner(outer, task)
+        inner = self.algorithm.inner(oracle, first)
+        return {"loss": oracle.outer_loss(inner), **self.problem.scores(outer, inner, task)}
+
+    def validation_step(self, task: Task, batch_idx: int) -> None:
+        """Adapt to one validation task and log how well that went."""
+        self._log_evaluation("validation", task)
+
+    def test_step(self, task: Task, batch_idx: int) -> None:
+        """Adapt to one test task and log how well that went."""
+        self._log_evaluation("test", task)
+
+    def _log_evaluation(self, stage: str, task: Task) -> None:
+        for name, value in self.evaluate(task).items():
+            self.log(f"{stage}/{name}", value.mean(), batch_size=1, sync_dist=True)
+
+    def network(self) -> CNN4:
+        """The CNN with the current λ, as an ordinary module."""
+        if not isinstance(self.problem, FewShot):
+            raise ValueError(f"only a FewShot problem has a network, not {type(self.problem).__name__}")
+        return self.problem.loaded_network(self.outer)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """β_t and the last linear solution go with the checkpoint."""
+        checkpoint["warm"] = self.warm.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue from where the checkpoint's round ended."""
+        self.warm.load_state_dict(checkpoint["warm"])
+
+    def on_train_start(self) -> None:
+        """A checkpoint's warm start is read on the CPU."""
+        state = self.warm.state_dict()
+        self.warm = Warm(**{name: None if v is None else v.to(self.device) for name, v in state.items()})

@@ -1,0 +1,63 @@
+"""The progress bar: round, stream and test scores, regret, speed."""
+
+from collections import deque
+from typing import Any
+
+import lightning as L
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from obbo_lightning.training.recorder import Recorder, mean_and_error
+
+RECENT = 50  # rounds that the stream's average is over
+
+
+class RoundProgress(L.Callback):
+    """One Rich bar for the run; must come after the recorder, whose row it shows."""
+
+    def __init__(self, recorder: Recorder, console: Console) -> None:
+        self.recorder = recorder
+        self.console = console
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._progress: Progress | None = None
+        self._bar = TaskID(0)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Show the bar where the run stands."""
+        if not trainer.is_global_zero:
+            return
+        self._progress = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=8),
+            TextColumn("{task.fields[shown]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+        )
+        self._bar = self._progress.add_task(
+            "", total=trainer.num_training_batches, completed=trainer.global_step, shown=""
+        )
+        self._progress.start()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move on."""
+        if self._progress is None:
+            return
+        row, metric = self.recorder.row, self.recorder.metric
+        self._recent.append(float(row[metric]))
+        stream, test = sum(self._recent) / len(self._recent), mean_and_error(self.recorder.tested)[0]
+        speed = self._progress.tasks[0].speed or self._progress.tasks[0].finished_speed or 0.0
+        shown = f"{metric} {stream:.3f}  test {test:.3f}  regret {row['regret/euclidean']:.3g}  {speed:.1f}/s"
+        self._progress.update(self._bar, completed=row["round"], shown=shown)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Lightning tears nothing down after an exception."""
+        self.teardown(trainer, pl_module, "fit")
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leave the bar as it is."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

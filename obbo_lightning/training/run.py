@@ -1,0 +1,189 @@
+"""One run, from settings to summary."""
+
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from obbo_lightning.configuration import Settings, build_part, check
+from obbo_lightning.core.validation import at_least
+from obbo_lightning.experiments.figures import draw_figures
+from obbo_lightning.training.dashboards import finish_logger, make_logger
+from obbo_lightning.training.datamodule import StreamDataModule
+from obbo_lightning.training.module import OnlineBilevelModule
+from obbo_lightning.training.progress import RoundProgress
+from obbo_lightning.training.recorder import Recorder, mean_and_error
+from obbo_lightning.training.run_directory import RunDirectory, write_atomically
+from obbo_lightning.training.table import read_table
+
+NOISE = (
+    ".*does not have many workers.*",
+    ".*your dataloader is not resumable.*",  # RoundSampler is
+    ".*callbacks used to create the checkpoint.*",  # judging a run needs none of them
+    ".*treespec, LeafSpec.*",
+)
+
+
+class Parts(NamedTuple):
+    """What settings build."""
+
+    module: OnlineBilevelModule
+    data: StreamDataModule
+    metric: str
+
+
+def build(settings: Settings) -> Parts:
+    """The module and its data; refuses whatever is impossible."""
+    seed = settings["seed"]
+    stream = build_part(settings, "data", seed=seed)
+    problem = stream.problem(**settings.get("problem", {}))
+    module = OnlineBilevelModule(
+        problem,
+        build_part(settings, "algorithm"),
+        stream.initial_outer(problem, seed),
+        seed,
+        settings["regret_window"],
+        settings["on_nonfinite"],
+    )
+    tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
+    if tasks > len(stream.test):
+        raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
+    data = StreamDataModule(
+        stream.train, settings["rounds"], stream.validation[:tasks], stream.test[:tasks], settings["workers"]
+    )
+    return Parts(module, data, stream.metric)
+
+
+def complete(settings: Settings) -> Settings:
+    """Checked settings with every default filled in, as plain values."""
+    return _plain(check(settings).as_dict())
+
+
+def fit(
+    settings: Settings,
+    run: RunDirectory,
+    checkpoint: Path | None = None,
+    callbacks: Sequence[L.Callback] = (),
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Play the stream, or what is left of it after ``checkpoint``; writes everything that a run directory holds."""
+    began = time.perf_counter()
+    console = Console(quiet=quiet, stderr=False)
+    module, data, metric = build(settings)
+    recorder = Recorder(run, data.test, metric, settings["evaluation"]["every"], settings["checkpoint"]["every"])
+    write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
+    logger = make_logger(settings, run, console)
+    trainer = make_trainer(settings, [recorder, RoundProgress(recorder, console), *callbacks], logger or False)
+    console.print(f"run directory {run.path}")
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    figures = draw_figures(run.metrics, run.figures, metric, mean_and_error(recorder.untrained)[0], _title(settings))
+    summary = summarise_run(settings, run, recorder, time.perf_counter() - began)
+    run.write_summary(summary)
+    finish_logger(logger, run, console)
+    print_summary(console, settings, summary, figures)
+    return summary
+
+
+def make_trainer(
+    settings: Settings, callbacks: list[L.Callback], logger: Any, limit_val_batches: float = 0
+) -> L.Trainer:
+    """Lightning's Trainer with what an online run needs; the rest is the user's."""
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in NOISE:
+        warnings.filterwarnings("ignore", message=message)
+    options = {k: v for k, v in settings.get("trainer", {}).items() if v is not None}
+    options |= {
+        "max_epochs": 1,
+        "use_distributed_sampler": False,  # it would halve the stream
+        "enable_checkpointing": False,  # ours are exact
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "limit_val_batches": limit_val_batches,  # rounds are evaluated by the recorder, before they are saved
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+        "inference_mode": False,  # adapting needs gradients
+        "logger": logger,
+        "callbacks": [*(options.get("callbacks") or []), *callbacks],
+    }
+    return L.Trainer(**options)
+
+
+def summarise_run(settings: Settings, run: RunDirectory, recorder: Recorder, seconds: float) -> dict[str, Any]:
+    """The numbers of a run that people compare."""
+    table, metric = read_table(run.metrics), recorder.metric
+    untrained, final = mean_and_error(recorder.untrained), mean_and_error(recorder.tested)
+    better = -1 if metric == "loss" else 1
+    gain = mean_and_error([better * (b - a) for a, b in zip(recorder.untrained, recorder.tested, strict=True)])
+    last = {name: values[-1] for name, values in table.items()}
+    recent = table[metric][-100:]
+    return {
+        "experiment": settings["experiment"],
+        "algorithm": settings["algorithm"]["name"],
+        "seed": settings["seed"],
+        "rounds": int(last["round"]),
+        "metric": metric,
+        "test_tasks": len(recorder.tested),
+        f"untrained_test_{metric}": untrained[0],
+        f"untrained_test_{metric}_se": untrained[1],
+        f"test_{metric}": final[0],
+        f"test_{metric}_se": final[1],
+        "gain": gain[0],
+        "gain_se": gain[1],
+        f"stream_{metric}": sum(table[metric]) / len(table[metric]),
+        f"stream_{metric}_last_100": sum(recent) / len(recent),
+        **{f"regret_{name}": _known(last[f"regret/{name}"]) for name in ("euclidean", "generalized", "exact")},
+        "skipped": int(sum(table["skipped"])),
+        "seconds": round(seconds, 3),
+    }
+
+
+def print_summary(console: Console, settings: Settings, summary: dict[str, Any], figures: list[Path]) -> None:
+    """A small table, and where the figures are."""
+    metric = summary["metric"]
+    table = Table(title=_title(settings), show_header=False)
+    table.add_row(f"untrained test {metric}", _with_error(summary, f"untrained_test_{metric}"))
+    table.add_row(f"test {metric} after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
+    table.add_row(f"gain, paired on {summary['test_tasks']} test tasks", _with_error(summary, "gain"))
+    table.add_row(f"stream {metric}, last 100 rounds", f"{summary[f'stream_{metric}_last_100']:.3f}")
+    for name in ("euclidean", "generalized", "exact"):
+        if summary[f"regret_{name}"] is not None:
+            table.add_row(f"{name} regret", f"{summary[f'regret_{name}']:.4g}")
+    if summary["skipped"]:
+        table.add_row("rounds skipped as not finite", str(summary["skipped"]))
+    table.add_row("seconds", f"{summary['seconds']:.0f}")
+    console.print(table)
+    for path in figures:
+        console.print(f"figure {path}", soft_wrap=True)
+
+
+def _title(settings: Settings) -> str:
+    algorithm = settings["algorithm"]
+    window = f", w = {algorithm['window']}" if "window" in algorithm else ""
+    return f"{algorithm['name']}{window}, {settings['data']['name']} stream, seed {settings['seed']}"
+
+
+def _with_error(summary: dict[str, Any], key: str) -> str:
+    error = summary[f"{key}_se"]
+    return f"{summary[key]:.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

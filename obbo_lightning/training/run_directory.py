@@ -1,0 +1,58 @@
+"""Where a run keeps its files."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class RunDirectory:
+    """``<output>/<experiment>/<algorithm>-<time>/``: config, metrics, timings, checkpoints, summary, figures."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.csv"
+        self.timings = path / "timings.csv"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+        self.figures = path / "figures"
+
+    @classmethod
+    def create(cls, output: str, experiment: str, algorithm: str) -> "RunDirectory":
+        """Make a new one; two runs never share one, also when they start in the same second."""
+        parent = Path(output) / experiment
+        stem = f"{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for attempt in range(1, 1000):
+            path = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return cls(path)
+        raise ValueError(f"output has no free name left for {parent / stem}")
+
+    @classmethod
+    def existing(cls, path: str | Path) -> "RunDirectory":
+        """An earlier run's."""
+        run = cls(Path(path))
+        if not run.config.is_file():
+            raise ValueError(f"{path} is no run directory: it has no {run.config.name}")
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """A run is finished when its summary exists."""
+        return self.summary.is_file()
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """The last thing a run does, at once or not at all."""
+        write_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content in one step."""
+    aside = path.with_suffix(path.suffix + ".part")
+    aside.write_text(text)
+    os.replace(aside, path)

@@ -1,0 +1,60 @@
+"""A CSV file with one row a round, that a resumed run continues exactly."""
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+
+class RoundTable:
+    """Appends rows; `cut` drops those after a round, so that a resumed run writes them again.
+
+    Args:
+        path: of the file.
+        columns: its header; the first one is the round.
+    """
+
+    def __init__(self, path: Path, columns: list[str]) -> None:
+        self.path = path
+        self.columns = columns
+        self._file: Any = None
+
+    def cut(self, rounds: int) -> None:
+        """Open the file with its header and the rows of the first ``rounds`` rounds."""
+        kept = [",".join(self.columns)]
+        if rounds:
+            lines = self.path.read_text().splitlines()
+            if len(lines) < rounds + 1 or lines[0] != kept[0]:
+                raise ValueError(
+                    f"{self.path} must hold {rounds} rounds to continue from, got {max(len(lines) - 1, 0)}"
+                )
+            kept = lines[: rounds + 1]
+        aside = self.path.with_suffix(".part")
+        aside.write_text("\n".join(kept) + "\n")
+        os.replace(aside, self.path)
+        self._file = self.path.open("a", newline="")
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row; what a row does not have stays empty."""
+        csv.writer(self._file, lineterminator="\n").writerow(
+            ["" if row.get(name) is None else row[name] for name in self.columns]
+        )
+
+    def sync(self) -> None:
+        """Make sure that what was written survives anything."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_table(path: Path) -> dict[str, list[float]]:
+    """The columns of a round table; empty cells are NaN."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = list(rows[0]) if rows else []
+    return {name: [float(row[name]) if row[name] else float("nan") for row in rows] for name in names}

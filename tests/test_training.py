@@ -1,0 +1,344 @@
+import csv
+import json
+import shutil
+import time
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+from obbo_lightning import ALGORITHMS, cli, online
+from obbo_lightning.configuration import build_part, overlay, read_layers
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.training import checkpoints
+from obbo_lightning.training import run as runs
+from obbo_lightning.training.recorder import Recorder
+from obbo_lightning.training.run_directory import RunDirectory
+
+# A network of three filters is far from convex.
+pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+
+TINY = """
+experiment: tiny
+rounds: 10
+on_nonfinite: raise
+algorithm: {lr: 0.01, window: 3, inner: {steps: 2, lr: 0.05}, hypergradient: {steps: 2}}
+data: {ways: 3, shots: 2, queries: 2, image_size: 16}
+problem: {filters: 3}
+evaluation: {every: 5, tasks: 2}
+checkpoint: {every: 4}
+trainer: {accelerator: cpu}
+per_algorithm:
+  sobbo:
+    inner: {batch_size: 4}
+    hypergradient: {name: stochastic_neumann, max_terms: 3, smoothness: 20.0, batch_size: 4}
+  sobow:
+    discount: 0.9
+    inner: {start: previous}
+    hypergradient: {name: conjugate_gradient, steps: 2, warm_start: true}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return ["--config", "tiny.yaml"]
+
+
+def settings_of(arguments):
+    return runs.complete(read_layers(arguments)[0])
+
+
+def fit(arguments, name="run", callbacks=()):
+    settings = settings_of(arguments)
+    directory = RunDirectory.create("runs", settings["experiment"], name)
+    runs.fit(settings, directory, callbacks=callbacks, quiet=True)
+    return directory
+
+
+def final_state(directory):
+    return torch.load(checkpoints.list_checkpoints(directory.checkpoints)[-1], weights_only=True)
+
+
+def rows(directory):
+    with directory.metrics.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+def test_fit_is_the_plain_loop_of_the_core_to_the_last_bit(tiny, algorithm):
+    arguments = [*tiny, "--algorithm", algorithm, "--rounds", "20", "--trainer.precision", "64-true"]
+    state = final_state(fit(arguments))
+    settings = settings_of(arguments)
+    stream = build_part(settings, "data", seed=0)
+    problem = stream.problem(**settings["problem"])
+    tasks = ({k: v.double() if v.is_floating_point() else v for k, v in stream.train[t].items()} for t in range(20))
+    rounds = online(problem, build_part(settings, "algorithm"), tasks, problem.initial_outer(0).double())
+    *_, last = rounds
+    assert torch.equal(state["state_dict"]["outer"], last.step.outer)
+    (outer_step,) = [v for k, v in state["callbacks"].items() if "BregmanOuterStep" in k]
+    assert torch.equal(outer_step["regret"]["euclidean"]["total"][0], last.step.regret["euclidean"])
+    assert state["global_step"] == 20
+
+
+class Crash(L.Callback):
+    """Ends a run without a word, as a power cut would."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.at:
+            raise ConnectionAbortedError("crash")
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+@pytest.mark.parametrize("at", [6, 9])
+def test_a_run_that_crashed_goes_on_as_if_nothing_had_happened(tiny, algorithm, at):
+    arguments = [*tiny, "--algorithm", algorithm]
+    whole = fit(arguments, "whole")
+    with pytest.raises(ConnectionAbortedError):
+        fit(arguments, "crashed", callbacks=[Crash(at)])
+    (directory,) = RunDirectory.create("runs", "tiny", "x").path.parent.glob("crashed-*")
+    crashed = RunDirectory(directory)
+    assert not crashed.finished
+    assert cli.main(["resume", str(directory)]) == 0
+    assert crashed.metrics.read_bytes() == whole.metrics.read_bytes()
+    one, other = final_state(whole), final_state(crashed)
+    assert one["global_step"] == other["global_step"] == 10
+    for key in ("state_dict", "callbacks", "optimizer_states", "warm"):
+        assert_same(one[key], other[key], key)
+    ignored = {"seconds"}
+    summaries = [json.loads(d.summary.read_text()) for d in (whole, crashed)]
+    assert all(summaries[0][k] == summaries[1][k] for k in summaries[0].keys() - ignored)
+
+
+def assert_same(one, other, where):
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for i, pair in enumerate(zip(one, other, strict=True)):
+            assert_same(*pair, f"{where}.{i}")
+    else:
+        assert one == other, where
+
+
+class Watch(L.Callback):
+    def __init__(self):
+        self.steps, self.outers = [], []
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.outers.append(module.outer.detach().clone())
+        assert trainer.global_step == batch_idx
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.steps.append(trainer.global_step)
+
+
+def test_the_global_step_is_the_round_and_accuracy_is_judged_before_learning(tiny):
+    watch = Watch()
+    arguments = [*tiny, "--data.queries", "10"]
+    directory = fit(arguments, callbacks=[watch])
+    assert watch.steps == list(range(1, 11))
+    settings = settings_of(arguments)
+    stream = build_part(settings, "data", seed=0)
+    problem, algorithm = stream.problem(**settings["problem"]), build_part(settings, "algorithm")
+    for t, row in enumerate(rows(directory)):
+        task, before = stream.train[t], watch.outers[t]
+        inner = algorithm.inner(Oracle(problem, before, task), None)
+        accuracy = (problem.loaded_network(inner)(task["query"]).argmax(-1) == task["query_labels"]).float().mean()
+        assert float(row["accuracy"]) == pytest.approx(float(accuracy))
+        assert int(row["round"]) == t + 1
+    assert any(row["accuracy"] != rows(directory)[0]["accuracy"] for row in rows(directory))
+
+
+def test_evaluation_never_changes_training(tiny):
+    often = fit([*tiny, "--evaluation.every", "1"], "often")
+    never = fit([*tiny, "--evaluation.every", "1000"], "never")
+    assert torch.equal(*(final_state(d)["state_dict"]["outer"] for d in (often, never)))
+    for a, b in zip(rows(often), rows(never), strict=True):
+        assert {k: v for k, v in a.items() if "test" not in k} == {k: v for k, v in b.items() if "test" not in k}
+
+
+def test_a_run_directory_holds_what_the_readme_says(tiny, capsys):
+    assert cli.main(["fit", *tiny]) == 0
+    (path,) = (RunDirectory.create("runs", "tiny", "x").path.parent).glob("obbo-*")
+    names = {p.name for p in path.iterdir()}
+    assert names == {"config.yaml", "metrics.csv", "timings.csv", "checkpoints", "summary.json", "figures"}
+    assert {p.name for p in (path / "figures").iterdir()} == {"regret.png", "accuracy.png"}
+    assert [p.name for p in checkpoints.list_checkpoints(path / "checkpoints")] == [
+        "round-00000008.ckpt",
+        "round-00000010.ckpt",
+    ]
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["rounds"] == 10
+    assert summary["gain"] == pytest.approx(summary["test_accuracy"] - summary["untrained_test_accuracy"])
+    table = rows(RunDirectory(path))
+    assert len(table) == 10
+    assert [bool(row["test_accuracy"]) for row in table] == [False] * 4 + [True] + [False] * 4 + [True]
+    assert "seconds" not in table[0]
+    printed = capsys.readouterr().out
+    assert "untrained test accuracy" in printed
+    assert str(path / "figures" / "regret.png") in printed.replace("\n", "")
+
+
+def test_two_runs_never_share_a_directory(tmp_path):
+    paths = {RunDirectory.create(str(tmp_path), "e", "obbo").path for _ in range(5)}
+    assert len(paths) == 5
+
+
+def test_metrics_are_the_numbers_of_the_plain_loop(tiny):
+    directory = fit([*tiny, "--trainer.precision", "64-true"])
+    settings = settings_of(tiny)
+    stream = build_part(settings, "data", seed=0)
+    problem = stream.problem(**settings["problem"])
+    tasks = ({k: v.double() if v.is_floating_point() else v for k, v in stream.train[t].items()} for t in range(10))
+    algorithm = build_part(settings, "algorithm")
+    for row, played in zip(
+        rows(directory), online(problem, algorithm, tasks, problem.initial_outer(0).double()), strict=True
+    ):
+        assert float(row["loss"]) == float(played.estimate.loss)
+        assert float(row["regret/euclidean"]) == float(played.step.regret["euclidean"])
+        assert float(row["regret/generalized"]) == float(played.step.regret["generalized"])
+        assert row["regret/exact"] == ""
+        assert float(row["hypergradient_norm"]) == float(played.step.hypergradient.norm())
+        assert int(row["gradients"]) == played.calls["gradients"]
+
+
+def resident_kib():
+    (line,) = [s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("VmRSS")]
+    return int(line.split()[1])
+
+
+class MemoryWatch(L.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, *args):
+        self.seen.append(resident_kib())
+
+
+def test_memory_stays_flat(tiny):
+    watch = MemoryWatch()
+    fit([*tiny, "--rounds", "300", "--evaluation.every", "100", "--checkpoint.every", "50"], callbacks=[watch])
+    assert max(watch.seen[50:]) <= 1.03 * watch.seen[49]
+
+
+def test_a_finished_run_is_not_resumed(tiny, capsys):
+    directory = fit(tiny)
+    assert cli.main(["resume", str(directory.path)]) == 2
+    assert "is finished" in capsys.readouterr().err
+
+
+def crashed_run(tiny, at=9):
+    with pytest.raises(ConnectionAbortedError):
+        fit(tiny, "crashed", callbacks=[Crash(at)])
+    (path,) = RunDirectory.create("runs", "tiny", "x").path.parent.glob("crashed-*")
+    return path
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(tiny, capsys):
+    path = crashed_run(tiny)
+    older, newest = checkpoints.list_checkpoints(path / "checkpoints")
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert cli.main(["resume", str(path)]) == 2
+    message = capsys.readouterr().err
+    assert newest.name in message
+    assert "damaged" in message
+    assert f"--checkpoint {older}" in message
+    assert cli.main(["resume", str(path), "--checkpoint", str(older)]) == 0
+
+
+def test_a_half_written_checkpoint_does_not_count(tiny):
+    path = crashed_run(tiny)
+    (path / "checkpoints" / "round-00000009.part").write_bytes(b"half")
+    (path / "checkpoints" / "round-00000009.sha256").write_text("half")
+    assert checkpoints.newest_checkpoint(path / "checkpoints").name == "round-00000008.ckpt"
+
+
+def test_a_disk_that_refuses_leaves_the_older_checkpoint(tiny, monkeypatch):
+    def full(trainer, path, *args, **kwargs):
+        if trainer.global_step == 8:
+            raise OSError(28, "No space left on device")
+        return original(trainer, path, *args, **kwargs)
+
+    original = L.Trainer.save_checkpoint
+    monkeypatch.setattr(L.Trainer, "save_checkpoint", full)
+    with pytest.raises(OSError, match="No space left"):
+        fit(tiny, "full")
+    (path,) = RunDirectory.create("runs", "tiny", "x").path.parent.glob("full-*")
+    assert checkpoints.newest_checkpoint(path / "checkpoints").name == "round-00000004.ckpt"
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_a_run_is_judged_on_other_tasks(tiny, command, capsys):
+    directory = fit(tiny)
+    capsys.readouterr()
+    assert cli.main([command, str(directory.path)]) == 0
+    printed = capsys.readouterr().out
+    stage = {"validate": "validation", "test": "test"}[command]
+    assert f"{stage}/accuracy" in printed
+    if command == "test":
+        assert f"{float(rows(directory)[-1]['test_accuracy']):.4f}" in printed
+
+
+def test_the_module_hands_out_its_network(tiny):
+    module, data, _ = runs.build(settings_of(tiny))
+    network = module.network()
+    assert network(data.test[0]["query"]).shape == (6, 3)
+    with pytest.raises(RuntimeError, match="BregmanOuterStep"):
+        module.training_step(data.train[0], 0)
+
+
+def test_parts_that_get_another_name_keep_what_they_take():
+    base = {"algorithm": {"name": "obbo", "lr": 1.0, "geometry": {"name": "adaptive_diagonal", "rho": 0.1}}}
+    assert overlay(base, {"algorithm": "sobow"}) == {"algorithm": {"name": "sobow", "lr": 1.0}}
+    changed = overlay(base, {"algorithm": {"geometry": "burg"}})
+    assert changed["algorithm"]["geometry"] == {"name": "burg"}
+    assert overlay(base, {"algorithm": {"lr": 2.0}})["algorithm"]["geometry"]["rho"] == 0.1
+
+
+def test_learned_proximity_moves(tiny):
+    directory = fit([*tiny, "--problem.learn_proximity", "true"])
+    outer = final_state(directory)["state_dict"]["outer"]
+    assert outer.shape[1] == settings_width(tiny) + 1
+    assert float(outer[0, -1].exp()) != pytest.approx(0.5)
+
+
+def settings_width(arguments):
+    return runs.build(settings_of(arguments)).module.outer.shape[1]
+
+
+def test_recorder_refuses_impossible_intervals(tmp_path):
+    run = RunDirectory(tmp_path)
+    with pytest.raises(ValueError, match=r"evaluation\.every must be an integer of at least 1, got 0"):
+        Recorder(run, [], "accuracy", 0, 1)
+    with pytest.raises(ValueError, match=r"checkpoint\.every must be an integer of at least 1, got 0"):
+        Recorder(run, [], "accuracy", 1, 0)
+
+
+def test_making_tasks_costs_little():
+    """Reported, and asserted loosely: the exact ratio is the benchmark's business."""
+    from obbo_lightning.streams.synthetic import SyntheticStream
+
+    tasks = SyntheticStream().train
+    tasks[0]
+    began = time.perf_counter()
+    for t in range(20):
+        tasks[t]
+    assert (time.perf_counter() - began) / 20 < 0.03
+
+
+def test_shutil_copy_of_a_run_resumes_too(tiny):
+    path = crashed_run(tiny)
+    moved = path.with_name("moved")
+    shutil.copytree(path, moved)
+    assert cli.main(["resume", str(moved)]) == 0
+    assert RunDirectory(moved).finished
