@@ -160,30 +160,35 @@ RUN = [
 
 
 def start(directory, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "obbo_lightning", *arguments],
-        cwd=directory,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    """A real process in ``directory``; what it complains of goes to ``errors`` there."""
+    with (directory / "errors").open("w") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "obbo_lightning", *arguments],
+            cwd=directory,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
 
-def wait_for_rounds(directory, count, process):
-    for _ in range(1200):
-        found = list(Path(directory).glob(f"runs/*/*/checkpoints/round-{0:04d}*.ckpt"))
-        if any(int(p.stem.partition("-")[2]) >= count for p in found):
-            return found[0].parents[1]
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
+def finish(directory, *arguments):
+    assert start(directory, *arguments).wait(timeout=300) == 0, (directory / "errors").read_text()
+
+
+def wait_for_round(directory, count, process):
+    for _ in range(2400):
+        for checkpoint in directory.glob("runs/*/*/checkpoints/round-*.ckpt"):
+            if int(checkpoint.stem.partition("-")[2]) >= count:
+                return checkpoint.parents[1]
+        assert process.poll() is None, (directory / "errors").read_text()
+        time.sleep(0.02)
     raise AssertionError("no checkpoint appeared")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("undisturbed")
-    assert start(directory, "fit", *RUN).wait(timeout=300) == 0
+    finish(directory, "fit", *RUN)
     (path,) = directory.glob("runs/default/obbo-*")
     return RunDirectory(path)
 
@@ -192,13 +197,13 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_stopped_process_resumes_bit_for_bit(signum, code, tmp_path, undisturbed):
     process = start(tmp_path, "fit", *RUN)
-    path = wait_for_rounds(tmp_path, random.Random(int(signum)).randint(5, 100), process)
+    path = wait_for_round(tmp_path, random.Random(int(signum)).randint(5, 100), process)
     process.send_signal(signum)
     assert process.wait(timeout=60) == code
     if code > 0:
-        assert f"resume {path.relative_to(tmp_path)}" in process.stderr.read()
+        assert f"resume {path.relative_to(tmp_path)}" in (tmp_path / "errors").read_text()
     assert not RunDirectory(path).finished
-    assert start(tmp_path, "resume", str(path)).wait(timeout=300) == 0
+    finish(tmp_path, "resume", str(path))
     assert RunDirectory(path).metrics.read_bytes() == undisturbed.metrics.read_bytes()
 
 
