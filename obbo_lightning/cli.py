@@ -32,7 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         near = get_close_matches(command, commands, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return _refuse(f"command must be one of {', '.join(commands)}, got {command!r}{hint}")
-    warnings.formatwarning = lambda message, *_: f"obbo: warning: {message}\n"
     try:
         return commands[command](arguments)
     except (ValueError, FileNotFoundError, PermissionError) as refusal:
@@ -81,6 +80,8 @@ def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None) -> int:
     from obbo_lightning.training import run as runs
     from obbo_lightning.training.recorder import Stopped
 
+    # Lightning has its own format, with paths; ours must come after it.
+    warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {message}\n"
     try:
         runs.fit(settings, run, checkpoint)
     except Stopped as stop:

@@ -97,7 +97,8 @@ class Crash(L.Callback):
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 @pytest.mark.parametrize("at", [6, 9])
 def test_a_run_that_crashed_goes_on_as_if_nothing_had_happened(tiny, algorithm, at):
-    arguments = [*tiny, "--algorithm", algorithm]
+    # at 9 an evaluation was due in the very round of the last checkpoint
+    arguments = [*tiny, "--algorithm", algorithm, "--evaluation.every", {6: "5", 9: "4"}[at]]
     whole = fit(arguments, "whole")
     with pytest.raises(ConnectionAbortedError):
         fit(arguments, "crashed", callbacks=[Crash(at)])
@@ -295,6 +296,16 @@ def test_the_module_hands_out_its_network(tiny):
     assert network(data.test[0]["query"]).shape == (6, 3)
     with pytest.raises(RuntimeError, match="BregmanOuterStep"):
         module.training_step(data.train[0], 0)
+
+
+def test_what_an_online_run_needs_of_the_trainer_cannot_be_switched_off(tiny):
+    settings = settings_of([*tiny, "--trainer.use_distributed_sampler", "true", "--trainer.inference_mode", "true"])
+    settings["trainer"]["max_epochs"] = 7
+    trainer = runs.make_trainer(settings, [], False)
+    assert not trainer._accelerator_connector.use_distributed_sampler  # it would halve the stream
+    assert trainer.max_epochs == 1
+    assert not trainer.validate_loop.inference_mode  # adapting needs gradients
+    assert trainer.checkpoint_callbacks == []
 
 
 def test_parts_that_get_another_name_keep_what_they_take():
