@@ -1,6 +1,7 @@
 """The command line: fit, resume, validate, test. Every mistake is one line and exit code 2."""
 
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(f"command must be one of {', '.join(commands)}, got {command!r}{hint}")
     try:
         return commands[command](arguments)
-    except (ValueError, FileNotFoundError, PermissionError) as refusal:
+    except ValueError as refusal:
         return _refuse(str(refusal))
 
 
@@ -61,9 +62,9 @@ def _fit(arguments: list[str]) -> int:
 
         print(yaml.safe_dump(settings, sort_keys=False), end="")
         return 0
-    runs.build(settings)  # refuses what is impossible before anything is written
+    parts = runs.build(settings)  # refuses what is impossible before anything is written
     run = RunDirectory.create(settings["output"], settings["experiment"], settings["algorithm"]["name"])
-    return _play(settings, run, None)
+    return _play(settings, run, None, parts)
 
 
 def _resume(arguments: list[str]) -> int:
@@ -73,20 +74,28 @@ def _resume(arguments: list[str]) -> int:
     if run.finished:
         return _refuse(f"{run.path} is finished: it has a {run.summary.name}")
     chosen = verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints)
-    return _play(settings, run, chosen)
+    from obbo_lightning.training.run import build
+
+    return _play(settings, run, chosen, build(settings))
 
 
-def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None) -> int:
+def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None, parts: Any) -> int:
     from obbo_lightning.training import run as runs
     from obbo_lightning.training.recorder import Stopped
 
     # Lightning has its own format, with paths; ours must come after it.
     warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {message}\n"
     try:
-        runs.fit(settings, run, checkpoint)
+        runs.fit(settings, run, checkpoint, parts=parts)
     except Stopped as stop:
         print(f"obbo: {stop}; go on with: python -m obbo_lightning resume {run.path}", file=sys.stderr)
         return 128 + stop.signum
+    except FloatingPointError as blow_up:
+        print(f"obbo: {blow_up}", file=sys.stderr)
+        return 1
+    except ValueError:  # refusals came before: this one is a defect, and its place matters
+        traceback.print_exc()
+        return 1
     return 0
 
 

@@ -36,7 +36,7 @@ MISTAKES = {
         ["fit", "--algorithm.geometry", "euclid"],
         "algorithm.geometry must be one of adaptive_diagonal, euclidean, negative_entropy, burg, got 'euclid'",
     ),
-    "unknown data": (["fit", "--data", "imagenet"], "data must be one of synthetic, quadratic, got 'imagenet'"),
+    "unknown data": (["fit", "--data", "imagenet"], "data must be one of synthetic, fc100, quadratic, got 'imagenet'"),
     "window of adam": (
         ["fit", "--algorithm", "adam", "--algorithm.window", "3"],
         "unknown key 'algorithm.window' (value 3)",

@@ -14,7 +14,9 @@ from obbo_lightning.problems.few_shot import FewShot
 
 
 class ImageSource(Protocol):
-    """Images by class."""
+    """Images by class; the smallest class has ``smallest`` of them, or any number where that is None."""
+
+    smallest: int | None
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
         """One image for each entry of ``classes`` ``[n, channels, size, size]``, no image of a class twice."""
@@ -63,6 +65,10 @@ class FewShotTasks(Sequence[Task]):
         self.ways = ways
         self.shots = at_least("data.shots", shots, 1)
         self.queries = at_least("data.queries", queries, 1)
+        if source.smallest is not None and shots + queries > source.smallest:
+            raise ValueError(
+                f"data.shots + data.queries must be at most {source.smallest} images a class, got {shots + queries}"
+            )
         self.order = one_of("data.order", order, ("iid", "drift"))
         self.period = at_least("data.period", period, 1)
         self.seed = seed

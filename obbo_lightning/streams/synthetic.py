@@ -29,6 +29,7 @@ class DrawnClasses:
     """
 
     def __init__(self, image_size: int = 32, channels: int = 3, noise: float = 0.8, jitter: float = 0.5) -> None:
+        self.smallest: int | None = None
         self.image_size = image_size
         self.channels = channels
         self.noise = noise

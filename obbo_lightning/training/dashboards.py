@@ -1,6 +1,7 @@
 """Loggers beside metrics.csv: W&B (online, or offline where there is no login or network) and TensorBoard."""
 
 import os
+import uuid
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
@@ -29,6 +30,8 @@ def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -
         "tags": wanted["tags"] or [settings["algorithm"]["name"], settings["data"]["name"]],
         "save_dir": run.path,
         "config": settings,
+        "id": _identity(run),
+        "resume": "allow",
     }
     offline = os.environ.get("WANDB_MODE") == "offline" or not wandb.api.api_key
     logger = WandbLogger(offline=offline, settings=wandb.Settings(silent=True, init_timeout=30), **options)
@@ -42,6 +45,14 @@ def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -
     experiment.define_metric("round")
     experiment.define_metric("*", step_metric="round")
     return logger
+
+
+def _identity(run: RunDirectory) -> str:
+    """The W&B run's id, kept beside the run so that a resumed one goes on with it."""
+    file = run.path / "wandb-id"
+    if not file.exists():
+        file.write_text(uuid.uuid4().hex[:8])
+    return file.read_text()
 
 
 def finish_logger(logger: Logger | None, run: RunDirectory, console: Console) -> None:

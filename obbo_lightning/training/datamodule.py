@@ -50,6 +50,7 @@ class StreamDataModule(L.LightningDataModule):
         rounds: T, how many of them are played.
         validation: tasks for ``validate``.
         test: tasks for ``test``.
+        judged: how many of the validation and test tasks are used; all of them where this is None.
         workers: loader processes; any number gives the same stream.
     """
 
@@ -59,6 +60,7 @@ class StreamDataModule(L.LightningDataModule):
         rounds: int,
         validation: Sequence[Task] = (),
         test: Sequence[Task] = (),
+        judged: int | None = None,
         workers: int = 0,
     ) -> None:
         super().__init__()
@@ -66,6 +68,7 @@ class StreamDataModule(L.LightningDataModule):
         if rounds > len(train):
             raise ValueError(f"rounds must be at most the stream's {len(train)} tasks, got {rounds}")
         self.train, self.rounds, self.validation, self.test = train, rounds, validation, test
+        self.judged = judged
         self.workers = at_least("workers", workers, 0)
 
     def train_dataloader(self) -> DataLoader[Task]:
@@ -74,11 +77,14 @@ class StreamDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Task]:
         """Validation tasks."""
-        return self._loader(self.validation, len(self.validation))
+        return self._loader(self.validation, self._judged(self.validation))
 
     def test_dataloader(self) -> DataLoader[Task]:
         """Test tasks."""
-        return self._loader(self.test, len(self.test))
+        return self._loader(self.test, self._judged(self.test))
+
+    def _judged(self, tasks: Sequence[Task]) -> int:
+        return len(tasks) if self.judged is None else min(self.judged, len(tasks))
 
     def _loader(self, tasks: Sequence[Task], length: int, **options: Any) -> DataLoader[Task]:
         return DataLoader(TaskDataset(tasks, length), batch_size=None, num_workers=self.workers, **options)

@@ -58,7 +58,7 @@ def build(settings: Settings) -> Parts:
     if tasks > len(stream.test):
         raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
     data = StreamDataModule(
-        stream.train, settings["rounds"], stream.validation[:tasks], stream.test[:tasks], settings["workers"]
+        stream.train, settings["rounds"], stream.validation, stream.test[:tasks], tasks, settings["workers"]
     )
     return Parts(module, data, stream.metric)
 
@@ -74,11 +74,21 @@ def fit(
     checkpoint: Path | None = None,
     callbacks: Sequence[L.Callback] = (),
     quiet: bool = False,
+    parts: Parts | None = None,
 ) -> dict[str, Any]:
-    """Play the stream, or what is left of it after ``checkpoint``; writes everything that a run directory holds."""
+    """Play the stream, or what is left of it after ``checkpoint``; writes everything that a run directory holds.
+
+    Args:
+        settings: complete ones, see `complete`.
+        run: where to write.
+        checkpoint: where to go on from.
+        callbacks: more of Lightning's callbacks.
+        quiet: print nothing.
+        parts: what the settings build, where that was done already.
+    """
     began = time.perf_counter()
-    console = Console(quiet=quiet, stderr=False)
-    module, data, metric = build(settings)
+    console = Console(quiet=quiet)
+    module, data, metric = parts or build(settings)
     recorder = Recorder(run, data.test, metric, settings["evaluation"]["every"], settings["checkpoint"]["every"])
     write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
     logger = make_logger(settings, run, console)

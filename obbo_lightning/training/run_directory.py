@@ -29,7 +29,15 @@ class RunDirectory:
             try:
                 path.mkdir(parents=True)
             except FileExistsError:
-                continue
+                if path.exists():
+                    continue
+                raise ValueError(
+                    f"output must be a directory that can be made, got {output!r}: a file is there"
+                ) from None
+            except OSError as error:
+                raise ValueError(
+                    f"output must be a directory that can be written, got {output!r}: {error.strerror}"
+                ) from None
             return cls(path)
         raise ValueError(f"output has no free name left for {parent / stem}")
 
