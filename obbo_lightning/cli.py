@@ -10,7 +10,7 @@ from typing import Any
 USAGE = """usage: obbo COMMAND [flags]
 
   fit                 play an online stream; with no flags, the embedded default
-  resume RUN_DIR      go on with a run that was stopped, exactly where it was
+  resume RUN_DIR      go on with a run that was stopped, exactly where it was [--checkpoint FILE]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report
   test RUN_DIR        adapt a run's outer variable to test tasks and report
 
@@ -24,6 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments else "--help"
     if command in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if command == "--version":
+        from obbo_lightning import __version__
+
+        print(__version__)
+        return 0
+    if command != "fit" and {"-h", "--help"} & set(arguments):
         print(USAGE, end="")
         return 0
     commands = {"fit": _fit, "resume": _resume, "validate": _validate, "test": _test}
@@ -137,4 +145,13 @@ def _earlier_run(command: str, arguments: list[str]) -> tuple[dict[str, Any], An
     rest = arguments[1:]
     if rest and not (len(rest) == 2 and rest[0] == "--checkpoint"):
         raise ValueError(f"{command} takes RUN_DIR and --checkpoint FILE, got {' '.join(rest)}")
-    return yaml.safe_load(run.config.read_text()), run, Path(rest[1]) if rest else None
+    from obbo_lightning.configuration import ConfigError
+    from obbo_lightning.training.run import complete
+
+    try:
+        settings = yaml.safe_load(run.config.read_text())
+    except yaml.YAMLError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{run.config} must hold the settings of a run, got something else")
+    return complete(settings), run, Path(rest[1]) if rest else None

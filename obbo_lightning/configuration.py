@@ -31,13 +31,31 @@ def read_layers(arguments: Sequence[str]) -> tuple[Settings, set[str]]:
     """Merge the default, every ``--config`` file in order, and the flags; also return the bare switches given."""
     flags, files, switches = _read_flags(arguments)
     merged = _read_file(default_config())
-    for file in files:
-        merged = overlay(merged, _read_file(Path(file)))
-    name = overlay(merged, flags).get("algorithm", {}).get("name")
+    for layer in (*(_read_file(Path(file)) for file in files), flags):
+        _require_sections(layer)
+        if layer is not flags:
+            merged = overlay(merged, layer)
+    name = overlay(merged, flags)["algorithm"].get("name")
     per_algorithm = merged.pop("per_algorithm", None) or {}
+    _require_per_algorithm(per_algorithm)
     # What one algorithm needs and the others do not: above the files, below the flags.
     merged = overlay(merged, {"algorithm": {"name": name, **per_algorithm.get(name, {})}})
     return overlay(merged, flags), switches
+
+
+def _require_sections(layer: Settings) -> None:
+    for key in SECTIONS:
+        if key in layer and not isinstance(layer[key], dict) and not (key in PARTS and isinstance(layer[key], str)):
+            wanted = "a name, or keys and values" if key in PARTS else "keys and values"
+            raise ConfigError(f"{key} must be {wanted}, got {layer[key]!r}")
+
+
+def _require_per_algorithm(entries: Any) -> None:
+    for name, settings in entries.items():
+        taken = _accepted("algorithm", name)
+        for key in settings:
+            if key not in taken:
+                raise ConfigError(f"per_algorithm.{name} must be of what {name} takes: {', '.join(taken)}; got {key!r}")
 
 
 def overlay(base: Settings, layer: Settings, path: str = "") -> Settings:
@@ -74,14 +92,29 @@ def check(settings: Settings) -> Namespace:
     known = {action.dest for action in parser._actions}
     for key, value in _leaves(settings):
         if key not in known and not any(key.startswith(f"{k}.") for k in known if k.startswith("trainer.")):
-            near = get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown key {key!r} (value {value!r}){hint}")
+            raise ConfigError(f"unknown key {key!r} (value {value!r}); {_suggestion(key, known)}")
+        if value is None and key in NOT_NULL:
+            raise ConfigError(f"{key} must have a value, got null")
+    for key, instead in SET_BY_THE_RUN.items():
+        given = settings.get("trainer", {}).get(key)
+        if given is not None and given != inspect.signature(Trainer).parameters[key].default:
+            raise ConfigError(f"trainer.{key} cannot be set for an online run, got {given!r}: {instead}")
+    if not re.fullmatch(r"[\w.-]{1,100}", str(settings.get("experiment", "default"))) or ".." in settings["experiment"]:
+        raise ConfigError(f"experiment must be a plain folder name, got {settings['experiment']!r}")
     try:
         return parser.parse_object(settings)
     except (ArgumentError, TypeError) as error:
         text = " ".join(str(error).split())
         raise ConfigError(re.sub(r'^Parser key "([^"]+)":', r"\1:", text)) from None
+
+
+def _suggestion(key: str, known: set[str]) -> str:
+    parent = key.rpartition(".")[0]
+    siblings = sorted(k for k in known if k.rpartition(".")[0] == parent and "." not in k[len(parent) + 1 :])
+    near = get_close_matches(key, siblings, n=1, cutoff=0.75) or get_close_matches(key, known, n=1, cutoff=0.85)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"{parent or 'the top level'} takes {', '.join(k.rpartition('.')[2] for k in siblings) or 'no keys'}"
 
 
 def make_parser(settings: Settings) -> ArgumentParser:
@@ -118,7 +151,41 @@ def make_parser(settings: Settings) -> ArgumentParser:
     return parser
 
 
-HELP = """Play an online stream. Flags and YAML files (--config FILE) use the same keys; later ones win.
+SECTIONS = ("algorithm", "data", "problem", "evaluation", "checkpoint", "trainer", "wandb", "per_algorithm")
+NOT_NULL = {
+    "experiment",
+    "seed",
+    "rounds",
+    "output",
+    "logger",
+    "regret_window",
+    "on_nonfinite",
+    "workers",
+    "evaluation.every",
+    "evaluation.tasks",
+    "checkpoint.every",
+    "algorithm.name",
+    "data.name",
+}
+_LENGTH = "rounds says how long it is"
+_ROW = "every round is a row, and evaluation.every says when test tasks are tried"
+SET_BY_THE_RUN = {
+    **dict.fromkeys(("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "fast_dev_run"), _LENGTH),
+    **dict.fromkeys(("limit_train_batches", "overfit_batches", "reload_dataloaders_every_n_epochs"), _LENGTH),
+    **dict.fromkeys(("limit_val_batches", "val_check_interval", "check_val_every_n_epoch"), _ROW),
+    **dict.fromkeys(("num_sanity_val_steps", "log_every_n_steps"), _ROW),
+    "enable_checkpointing": "checkpoint.every says when it is saved",
+    "logger": "use logger",
+    "gradient_clip_val": "use algorithm.clip",
+    "gradient_clip_algorithm": "use algorithm.clip",
+    "accumulate_grad_batches": "a round is a step",
+    "inference_mode": "adapting to a task needs gradients",
+    "use_distributed_sampler": "it would halve the stream",
+    "barebones": "a run leaves its records",
+}
+
+HELP = """Play an online stream. Flags and YAML files (--config FILE) use the same keys; flags win over files, later
+files over earlier ones.
 Choose a part by name (--algorithm obbo, --algorithm.geometry burg, --data synthetic) and set what it takes;
 --print_config shows the result."""
 
@@ -129,7 +196,7 @@ def part_class(path: str, name: str | None) -> type[Any]:
     if name is None:
         return next(iter(registry.values()))
     if name not in registry:
-        near = get_close_matches(str(name), registry, n=1)
+        near = get_close_matches(str(name).lower(), registry, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{path} must be one of {', '.join(registry)}, got {name!r}{hint}")
     return registry[name]
@@ -142,7 +209,13 @@ def build_part(settings: Settings, path: str, **extra: Any) -> Any:
     for key, value in given.items():
         if f"{path}.{key}" in PARTS:
             given[key] = None if value is None else build_part(settings, f"{path}.{key}")
-    return cls(**given, **extra)
+    try:
+        return cls(**given, **extra)
+    except ValueError as refusal:
+        # A part names its own key; a user wrote it with everything before.
+        top = path.partition(".")[0]
+        named = re.match(r"[a-z_][\w.]* must ", str(refusal)) and not str(refusal).startswith(f"{top}.")
+        raise ValueError(f"{top}.{refusal}" if named else str(refusal)) from None
 
 
 def _used_parts(settings: Settings) -> Iterator[str]:
@@ -177,11 +250,16 @@ def _read_file(path: Path) -> Settings:
         found = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"config file {path} is not a text file") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"config file {path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict | None):
         raise ConfigError(f"config file {path} must hold keys and values, got {type(found).__name__}")
-    return _numbers(found)
+    try:
+        return _numbers(found or {})
+    except RecursionError:
+        raise ConfigError(f"config file {path} contains itself") from None
 
 
 def _read_flags(arguments: Sequence[str]) -> tuple[Settings, list[str], set[str]]:
@@ -204,8 +282,17 @@ def _read_flags(arguments: Sequence[str]) -> tuple[Settings, list[str], set[str]
         if key == "config":
             files.append(text)
         else:
-            flags = overlay_flag(flags, key, _numbers(yaml.safe_load(text)) if text else text)
+            flags = overlay_flag(flags, key, _flag_value(key, text))
     return flags, files, switches
+
+
+def _flag_value(key: str, text: str) -> Any:
+    if not text:
+        raise ConfigError(f"--{key} needs a value, got ''")
+    try:
+        return _numbers(yaml.safe_load(text))
+    except yaml.YAMLError:
+        raise ConfigError(f"--{key} must be a YAML value, got {text!r}") from None
 
 
 def overlay_flag(flags: Settings, key: str, value: Any) -> Settings:
@@ -227,6 +314,6 @@ def _numbers(value: Any) -> Any:
         return {k: _numbers(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_numbers(v) for v in value]
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+    if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+(\.\d*)?[eE][+-]?\d+|inf|nan)", value):
         return float(value)
     return value

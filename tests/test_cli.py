@@ -44,10 +44,10 @@ MISTAKES = {
     "wrong type": (["fit", "--algorithm.window", "ten"], "algorithm.window"),
     "wrong type of a float": (["fit", "--algorithm.lr", "fast"], "algorithm.lr"),
     "bad choice": (["fit", "--logger", "mlflow"], "logger"),
-    "K": (["fit", "--algorithm.inner.steps", "0"], "inner.steps must be an integer of at least 1, got 0"),
-    "w": (["fit", "--algorithm.window", "0"], "window must be an integer of at least 1, got 0"),
-    "alpha": (["fit", "--algorithm.lr", "0"], "lr must be a positive finite number, got 0"),
-    "rho": (["fit", "--algorithm.geometry.rho", "0"], "geometry.rho must be a positive finite number, got 0"),
+    "K": (["fit", "--algorithm.inner.steps", "0"], "algorithm.inner.steps must be an integer of at least 1, got 0"),
+    "w": (["fit", "--algorithm.window", "0"], "algorithm.window must be an integer of at least 1, got 0"),
+    "alpha": (["fit", "--algorithm.lr", "0"], "algorithm.lr must be a positive finite number, got 0"),
+    "rho": (["fit", "--algorithm.geometry.rho", "0"], "algorithm.geometry.rho must be a positive finite number, got 0"),
     "rounds": (["fit", "--rounds", "0"], "rounds must be an integer of at least 1, got 0"),
     "too many rounds": (["fit", "--rounds", "30000"], "rounds must be at most the stream's 20000 tasks, got 30000"),
     "ways": (["fit", "--data.ways", "50"], "data.ways must be at most the 20 classes of the split, got 50"),
@@ -61,6 +61,30 @@ MISTAKES = {
         "outer start must lie in Box(lower=5.0, upper=6.0)",
     ),
     "missing setting": (["fit", "--algorithm.domain", "ball"], "algorithm.domain.radius"),
+    "regret window": (["fit", "--regret_window", "0"], "regret_window must be an integer of at least 1, got 0"),
+    "evaluation": (["fit", "--evaluation.every", "0"], "evaluation.every must be an integer of at least 1, got 0"),
+    "checkpoint": (["fit", "--checkpoint.every", "-1"], "checkpoint.every must be an integer of at least 1, got -1"),
+    "no closed form": (["fit", "--algorithm.hypergradient", "closed_form"], "'ClosedForm' needs a closed form"),
+    "null": (["fit", "--seed", "null"], "seed must have a value, got null"),
+    "null part": (["fit", "--algorithm", "null"], "algorithm must be a name, or keys and values, got None"),
+    "null output": (["fit", "--output", "null"], "output must have a value, got null"),
+    "empty": (["fit", "--output="], "--output needs a value, got ''"),
+    "folder": (["fit", "--experiment", "../up"], "experiment must be a plain folder name, got '../up'"),
+    "not YAML": (["fit", "--algorithm.lr", "{a: 1"], "--algorithm.lr must be a YAML value, got '{a: 1'"),
+    "nan": (["fit", "--algorithm.lr", "nan"], "algorithm.lr must be a positive finite number, got nan"),
+    "section": (["fit", "--trainer", "3"], "trainer must be keys and values, got 3"),
+    "steps": (["fit", "--trainer.max_steps", "3"], "trainer.max_steps cannot be set for an online run, got 3: rounds"),
+    "accelerator": (["fit", "--trainer.accelerator", "tpuu"], "trainer: "),
+    "devices": (
+        ["fit", "--trainer.accelerator", "cpu", "--trainer.devices", "2"],
+        "one process for now, got 2",
+    ),
+    "callback": (["fit", "--trainer.callbacks", "[NoSuchThing]"], "trainer.callbacks"),
+    "upper case": (["fit", "--algorithm", "OBBO"], "did you mean 'obbo'?"),
+    "file for output": (
+        ["fit", "--output", "/dev/null/x"],
+        "got '/dev/null/x': Not a directory",
+    ),
     "missing file": (
         ["fit", "--config", "nowhere.yaml"],
         "config file nowhere.yaml cannot be read: No such file or directory",
@@ -91,7 +115,10 @@ def test_a_mistake_is_one_line_with_code_2_before_any_compute(arguments, message
         ("rounds: [3]", "rounds"),
         ("- a\n- b", "must hold keys and values, got list"),
         ("a: [", "is not valid YAML"),
-        ("per_algorithm: {obbo: {windw: 1}}", "unknown key 'algorithm.windw'"),
+        ("per_algorithm: {obbo: {windw: 1}}", "per_algorithm.obbo must be of what obbo takes"),
+        ("per_algorithm: {sobwo: {lr: 1}}", "algorithm must be one of"),
+        ("per_algorithm: 3", "per_algorithm must be keys and values, got 3"),
+        ("a: &x [*x]", "contains itself"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_too(text, message, capsys, tmp_path, monkeypatch):
@@ -132,6 +159,17 @@ def test_what_print_config_prints_is_a_config(capsys, tmp_path):
     file = tmp_path / "again.yaml"
     file.write_text(yaml.safe_dump(found))
     assert printed_config(["--config", str(file)], capsys) == found
+
+
+def test_an_empty_file_changes_nothing(capsys, tmp_path):
+    (tmp_path / "empty.yaml").write_text("")
+    assert printed_config(["--config", str(tmp_path / "empty.yaml")], capsys) == printed_config([], capsys)
+
+
+def test_small_courtesies(capsys):
+    assert cli.main(["--version"]) == 0
+    assert cli.main(["resume", "--help"]) == 0
+    assert "--checkpoint FILE" in capsys.readouterr().out
 
 
 def test_help_names_the_flags_with_their_meaning(capsys):

@@ -109,6 +109,9 @@ def test_a_run_that_crashed_goes_on_as_if_nothing_had_happened(tiny, algorithm, 
     assert crashed.metrics.read_bytes() == whole.metrics.read_bytes()
     one, other = final_state(whole), final_state(crashed)
     assert one["global_step"] == other["global_step"] == 10
+    for state in (one, other):
+        (recorder,) = [v for k, v in state["callbacks"].items() if "Recorder" in k]
+        del recorder["seconds"]
     for key in ("state_dict", "callbacks", "optimizer_states", "warm"):
         assert_same(one[key], other[key], key)
     ignored = {"seconds"}
@@ -298,14 +301,32 @@ def test_the_module_hands_out_its_network(tiny):
         module.training_step(data.train[0], 0)
 
 
-def test_what_an_online_run_needs_of_the_trainer_cannot_be_switched_off(tiny):
-    settings = settings_of([*tiny, "--trainer.use_distributed_sampler", "true", "--trainer.inference_mode", "true"])
-    settings["trainer"]["max_epochs"] = 7
-    trainer = runs.make_trainer(settings, [], False)
+@pytest.mark.parametrize(
+    ("flag", "value"), [("use_distributed_sampler", "false"), ("inference_mode", "false"), ("max_steps", "3")]
+)
+def test_what_an_online_run_needs_of_the_trainer_is_set_by_the_run(tiny, flag, value):
+    with pytest.raises(ValueError, match=f"trainer.{flag} cannot be set for an online run"):
+        settings_of([*tiny, f"--trainer.{flag}", value])
+    trainer = runs.make_trainer(settings_of(tiny), [], False)
     assert not trainer._accelerator_connector.use_distributed_sampler  # it would halve the stream
     assert trainer.max_epochs == 1
     assert not trainer.validate_loop.inference_mode  # adapting needs gradients
     assert trainer.checkpoint_callbacks == []
+
+
+def test_a_callback_of_lightnings_can_be_added_by_name(tiny):
+    entry = "[{class_path: lightning.pytorch.callbacks.LambdaCallback}, DeviceStatsMonitor]"
+    trainer = runs.make_trainer(settings_of([*tiny, "--trainer.callbacks", entry]), [], False)
+    names = [type(c).__name__ for c in trainer.callbacks]
+    assert "LambdaCallback" in names
+    assert "DeviceStatsMonitor" in names
+
+
+def test_a_run_that_diverges_still_ends_with_a_summary(tiny):
+    arguments = [*tiny, "--on_nonfinite", "skip", "--algorithm.inner.lr", "1e8"]
+    summary = json.loads(fit(arguments).summary.read_text())
+    assert summary["rounds"] == 10
+    assert "NaN" not in json.dumps(summary)
 
 
 def test_parts_that_get_another_name_keep_what_they_take():

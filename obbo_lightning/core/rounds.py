@@ -11,6 +11,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.hypergradients import ClosedForm, FixedPoint, StochasticNeumann, Unrolled
+from obbo_lightning.core.inner import ExactSolution, GradientDescent
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.optimizer import BregmanProx
 from obbo_lightning.core.oracle import Oracle, require_shape
@@ -236,6 +238,25 @@ def play(problem: Problem, algorithm: Algorithm, step: OuterStep, task: Task, wa
     return Round(newest, record, scores, calls)
 
 
+def require_fit(problem: Problem, algorithm: Algorithm) -> None:
+    """Refuse an algorithm that asks a problem for what it does not have, before the first round."""
+    name = type(problem).__name__
+    solver, estimator = algorithm.inner, algorithm.hypergradient
+    if isinstance(estimator, ClosedForm):
+        if type(problem).hypergradient is Problem.hypergradient:
+            raise ValueError(f"hypergradient 'ClosedForm' needs a closed form, and {name} has none")
+        return
+    if isinstance(estimator, Unrolled) and not isinstance(solver, GradientDescent):
+        raise ValueError(f"hypergradient 'Unrolled' needs inner steps to go back through, got inner {solver!r}")
+    if isinstance(solver, ExactSolution) and type(problem).solution is Problem.solution:
+        raise ValueError(f"inner 'ExactSolution' needs a solution, and {name} has none")
+    if isinstance(estimator, FixedPoint) and estimator.lr is None and solver.step_size is None:
+        raise ValueError(f"hypergradient.lr must be given for inner {solver!r}, which has no step size, got None")
+    unknown = type(problem).smoothness is Problem.smoothness
+    if isinstance(estimator, StochasticNeumann) and estimator.smoothness is None and unknown:
+        raise ValueError(f"hypergradient.smoothness must be given for {name}, which does not know its own, got None")
+
+
 def online(
     problem: Problem,
     algorithm: Algorithm,
@@ -260,6 +281,7 @@ def online(
     """
     instance_of("problem", problem, Problem)
     instance_of("algorithm", algorithm, Algorithm)
+    require_fit(problem, algorithm)
     instance_of("outer", outer, Tensor)
     if not outer.is_floating_point():
         raise ValueError(f"outer must be a floating-point tensor [lanes, d], got {outer.dtype}")

@@ -164,15 +164,13 @@ def _read_pickles(root: Path) -> Cifar100:
             if not was_there and root.exists() and not any(root.iterdir()):
                 root.rmdir()
             raise ValueError(
-                f"CIFAR-100 is not in {root}: put cifar100.npz there, or the unpacked folder {CIFAR100.base_folder}, or "
+                f"CIFAR-100 is not in {root}: put cifar100.npz there, or the folder {CIFAR100.base_folder}, or "
                 f"connect to the network for the download ({type(error).__name__})"
             ) from None
     meta = CIFAR100.meta
     for name, md5 in (*CIFAR100.train_list, *CIFAR100.test_list, (meta["filename"], meta["md5"])):
         if not check_integrity(folder / name, md5):
-            raise ValueError(
-                f"{folder / name} is missing or damaged (its MD5 is not {md5}); delete {folder} to reload it"
-            )
+            raise ValueError(f"{folder / name} is missing or damaged (its MD5 is not {md5}); delete the folder")
     parts = [_unpickle(folder / name) for name in ("train", "test")]
     names = _unpickle(folder / "meta")
     counts = [len(part["fine_labels"]) for part in parts]

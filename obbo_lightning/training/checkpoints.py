@@ -46,9 +46,17 @@ def newest_checkpoint(directory: Path) -> Path:
     try:
         verify_checkpoint(found[-1])
     except CheckpointError as damage:
-        others = f"; the one before it: --checkpoint {found[-2]}" if len(found) > 1 else "; there is no other one"
-        raise CheckpointError(f"{damage}{others}") from None
+        raise CheckpointError(f"{damage}; {_other(found[:-1])}") from None
     return found[-1]
+
+
+def _other(older: list[Path]) -> str:
+    for path in reversed(older):
+        try:
+            return f"the one before it: --checkpoint {verify_checkpoint(path)}"
+        except CheckpointError:
+            continue
+    return "there is no other one: start the run again"
 
 
 def verify_checkpoint(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """Loggers beside metrics.csv: W&B (online, or offline where there is no login or network) and TensorBoard."""
 
+import netrc
 import os
 import uuid
 from typing import Any
@@ -33,18 +34,30 @@ def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -
         "id": _identity(run),
         "resume": "allow",
     }
-    offline = os.environ.get("WANDB_MODE") == "offline" or not wandb.api.api_key
-    logger = WandbLogger(offline=offline, settings=wandb.Settings(silent=True, init_timeout=30), **options)
+    if not _has_login():
+        os.environ["WANDB_MODE"] = "offline"  # otherwise W&B would ask, or give up
+    logger = WandbLogger(settings=wandb.Settings(silent=True, init_timeout=30), **options)
     try:
         experiment = logger.experiment
     except wandb.errors.Error as error:
         console.print(f"W&B cannot be reached ({type(error).__name__}): logging offline")
-        logger = WandbLogger(offline=True, settings=wandb.Settings(silent=True), **options)
+        os.environ["WANDB_MODE"] = "offline"
+        logger = WandbLogger(settings=wandb.Settings(silent=True), **options)
         experiment = logger.experiment
     # The round is the x axis of everything.
     experiment.define_metric("round")
     experiment.define_metric("*", step_metric="round")
     return logger
+
+
+def _has_login() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        hosts = netrc.netrc(os.environ.get("NETRC") or os.path.expanduser("~/.netrc")).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return any("wandb" in host for host in hosts)
 
 
 def _identity(run: RunDirectory) -> str:

@@ -12,7 +12,8 @@ from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import Round, play
+from obbo_lightning.core.rounds import Round, play, require_fit
+from obbo_lightning.core.validation import at_least, one_of
 from obbo_lightning.problems.few_shot import CNN4, FewShot
 from obbo_lightning.training.outer_step import BregmanOuterStep
 
@@ -47,6 +48,9 @@ class OnlineBilevelModule(L.LightningModule):
         self.warm = Warm()
         self.outer_step = BregmanOuterStep(algorithm, regret_window, on_nonfinite)
         self.played: Round | None = None
+        require_fit(problem, algorithm)
+        at_least("regret_window", regret_window, 1)
+        one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
         algorithm.optimizer(self.outer)  # refuses a start outside the domain here, not after the data were read
 
     def configure_callbacks(self) -> list[L.Callback]:

@@ -49,7 +49,7 @@ class RoundProgress(L.Callback):
         self._recent.append(float(row[metric]))
         stream, test = sum(self._recent) / len(self._recent), mean_and_error(self.recorder.tested)[0]
         speed = self._progress.tasks[0].speed or self._progress.tasks[0].finished_speed or 0.0
-        shown = f"{metric} {stream:.3f}  test {test:.3f}  regret {row['regret/euclidean']:.3g}  {speed:.1f}/s"
+        shown = f"{metric} {stream:.4g}  test {test:.4g}  regret {row['regret/euclidean']:.3g}  {speed:.1f}/s"
         self._progress.update(self._bar, completed=row["round"], shown=shown)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

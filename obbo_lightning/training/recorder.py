@@ -1,10 +1,10 @@
 """What a run leaves behind: a row a round, evaluations, checkpoints; and how it is stopped."""
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Sequence
-from statistics import fmean, stdev
 from types import FrameType
 from typing import Any
 
@@ -63,17 +63,21 @@ class Recorder(L.Callback):
         self.untrained: list[float] = []
         self.tested: list[float] = []
         self.row: dict[str, Any] = {}
+        self.seconds_before = 0.0
+        self._born = time.perf_counter()
         self._began = 0.0
         self._signal = 0
         self._handlers: dict[signal.Signals, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations that the summary compares."""
-        return {"untrained": self.untrained, "tested": self.tested}
+        seconds = self.seconds_before + time.perf_counter() - self._born
+        return {"untrained": self.untrained, "tested": self.tested, "seconds": seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the evaluations made before the checkpoint."""
         self.untrained, self.tested = state_dict["untrained"], state_dict["tested"]
+        self.seconds_before = state_dict["seconds"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the tables where the checkpoint ended; judge the untrained λ_1 once."""
@@ -168,9 +172,10 @@ def summarise(played: Round, window_fill: int) -> dict[str, float | int | None]:
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and standard error; one value has none."""
-    if not values:
-        return float("nan"), None
-    return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    numbers = torch.tensor(values, dtype=torch.float64)
+    mean = float(numbers.mean()) if values else math.nan
+    error = float(numbers.std()) / len(values) ** 0.5 if len(values) > 1 else math.nan
+    return mean, error if math.isfinite(error) else None
 
 
 def _online(module: L.LightningModule) -> OnlineBilevelModule:

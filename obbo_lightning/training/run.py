@@ -1,5 +1,6 @@
 """One run, from settings to summary."""
 
+import importlib
 import logging
 import math
 import os
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 
@@ -54,6 +56,9 @@ def build(settings: Settings) -> Parts:
         settings["regret_window"],
         settings["on_nonfinite"],
     )
+    at_least("evaluation.every", settings["evaluation"]["every"], 1)
+    at_least("checkpoint.every", settings["checkpoint"]["every"], 1)
+    _require_trainer(settings)
     tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
     if tasks > len(stream.test):
         raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
@@ -61,6 +66,19 @@ def build(settings: Settings) -> Parts:
         stream.train, settings["rounds"], stream.validation, stream.test[:tasks], tasks, settings["workers"]
     )
     return Parts(module, data, stream.metric)
+
+
+def _require_trainer(settings: Settings) -> None:
+    """Let Lightning refuse what it cannot do here, before anything is written."""
+    try:
+        trainer = make_trainer(settings, [], logger=False)
+    except (MisconfigurationException, ValueError, RuntimeError, TypeError, ImportError) as refusal:
+        known = str(refusal).startswith("trainer.")
+        raise ValueError(str(refusal) if known else f"trainer: {refusal}") from None
+    if trainer.world_size > 1:
+        raise ValueError(
+            f"trainer.devices and trainer.num_nodes must make one process for now, got {trainer.world_size}"
+        )
 
 
 def complete(settings: Settings) -> Settings:
@@ -92,11 +110,12 @@ def fit(
     recorder = Recorder(run, data.test, metric, settings["evaluation"]["every"], settings["checkpoint"]["every"])
     write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
     logger = make_logger(settings, run, console)
-    trainer = make_trainer(settings, [recorder, RoundProgress(recorder, console), *callbacks], logger or False)
+    shown = [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
+    trainer = make_trainer(settings, [recorder, *shown, *callbacks], logger or False)
     console.print(f"run directory {run.path}")
     trainer.fit(module, data, ckpt_path=checkpoint)
     figures = draw_figures(run.metrics, run.figures, metric, mean_and_error(recorder.untrained)[0], _title(settings))
-    summary = summarise_run(settings, run, recorder, time.perf_counter() - began)
+    summary = summarise_run(settings, run, recorder, recorder.seconds_before + time.perf_counter() - began)
     run.write_summary(summary)
     finish_logger(logger, run, console)
     print_summary(console, settings, summary, figures)
@@ -111,7 +130,9 @@ def make_trainer(
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
-    options = {k: v for k, v in settings.get("trainer", {}).items() if v is not None}
+    options = {k: v for k, v in settings["trainer"].items() if v is not None}
+    chosen = options.get("callbacks") or []
+    chosen = [_callback(c) for c in (chosen if isinstance(chosen, list) else [chosen])]
     options |= {
         "max_epochs": 1,
         "use_distributed_sampler": False,  # it would halve the stream
@@ -123,9 +144,21 @@ def make_trainer(
         "log_every_n_steps": 1,
         "inference_mode": False,  # adapting needs gradients
         "logger": logger,
-        "callbacks": [*(options.get("callbacks") or []), *callbacks],
+        "callbacks": [*chosen, *callbacks],
     }
     return L.Trainer(**options)
+
+
+def _callback(entry: Any) -> L.Callback:
+    """A callback by its name or class path, with what it is to be made with."""
+    entry = {"class_path": entry} if isinstance(entry, str) else entry
+    module, _, name = entry["class_path"].rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module or "lightning.pytorch.callbacks"), name)
+    except (ImportError, AttributeError):
+        raise ValueError(f"trainer.callbacks must name a callback, got {entry['class_path']!r}") from None
+    made: L.Callback = found(**(entry.get("init_args") or {}))
+    return made
 
 
 def summarise_run(settings: Settings, run: RunDirectory, recorder: Recorder, seconds: float) -> dict[str, Any]:
@@ -143,14 +176,14 @@ def summarise_run(settings: Settings, run: RunDirectory, recorder: Recorder, sec
         "rounds": int(last["round"]),
         "metric": metric,
         "test_tasks": len(recorder.tested),
-        f"untrained_test_{metric}": untrained[0],
+        f"untrained_test_{metric}": _known(untrained[0]),
         f"untrained_test_{metric}_se": untrained[1],
-        f"test_{metric}": final[0],
+        f"test_{metric}": _known(final[0]),
         f"test_{metric}_se": final[1],
-        "gain": gain[0],
+        "gain": _known(gain[0]),
         "gain_se": gain[1],
-        f"stream_{metric}": sum(table[metric]) / len(table[metric]),
-        f"stream_{metric}_last_100": sum(recent) / len(recent),
+        f"stream_{metric}": _known(sum(table[metric]) / len(table[metric])),
+        f"stream_{metric}_last_100": _known(sum(recent) / len(recent)),
         **{f"regret_{name}": _known(last[f"regret/{name}"]) for name in ("euclidean", "generalized", "exact")},
         "skipped": int(sum(table["skipped"])),
         "seconds": round(seconds, 3),
@@ -164,7 +197,8 @@ def print_summary(console: Console, settings: Settings, summary: dict[str, Any],
     table.add_row(f"untrained test {metric}", _with_error(summary, f"untrained_test_{metric}"))
     table.add_row(f"test {metric} after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
     table.add_row(f"gain, paired on {summary['test_tasks']} test tasks", _with_error(summary, "gain"))
-    table.add_row(f"stream {metric}, last 100 rounds", f"{summary[f'stream_{metric}_last_100']:.3f}")
+    recent = min(100, summary["rounds"])
+    table.add_row(f"stream {metric}, last {recent} rounds", _shown(summary[f"stream_{metric}_last_100"]))
     for name in ("euclidean", "generalized", "exact"):
         if summary[f"regret_{name}"] is not None:
             table.add_row(f"{name} regret", f"{summary[f'regret_{name}']:.4g}")
@@ -184,11 +218,15 @@ def _title(settings: Settings) -> str:
 
 def _with_error(summary: dict[str, Any], key: str) -> str:
     error = summary[f"{key}_se"]
-    return f"{summary[key]:.3f}" + ("" if error is None else f" ± {error:.3f}")
+    return _shown(summary[key]) + ("" if error is None else f" ± {error:.3f}")
+
+
+def _shown(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3f}"
 
 
 def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return value if math.isfinite(value) else None
 
 
 def _plain(value: Any) -> Any:
