@@ -127,9 +127,11 @@ def _judge(command: str, arguments: list[str]) -> int:
     module, data, _ = runs.build(settings)
     trainer = runs.make_trainer(settings, [], logger=False, limit_val_batches=1.0)
     (found,) = getattr(trainer, command)(module, data, ckpt_path=chosen, verbose=False)
-    table = Table(title=f"{command} {run.path.name}, {chosen.stem}", show_header=False)
-    for name, value in found.items():
-        table.add_row(name, f"{value:.4f}")
+    tasks = settings["evaluation"]["tasks"]
+    table = Table(title=f"{command} on {tasks} tasks, {chosen.stem}", show_header=False)
+    for name in (n for n in found if not n.endswith("_se")):
+        error = found.get(f"{name}_se")
+        table.add_row(name, f"{found[name]:.4f}" + ("" if error is None else f" ± {error:.4f}"))
     Console().print(table)
     return 0
 

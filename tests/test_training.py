@@ -290,7 +290,8 @@ def test_a_run_is_judged_on_other_tasks(tiny, command, capsys):
     stage = {"validate": "validation", "test": "test"}[command]
     assert f"{stage}/accuracy" in printed
     if command == "test":
-        assert f"{float(rows(directory)[-1]['test_accuracy']):.4f}" in printed
+        last = rows(directory)[-1]
+        assert f"{float(last['test_accuracy']):.4f} ± {float(last['test_accuracy_se']):.4f}" in printed
 
 
 def test_the_module_hands_out_its_network(tiny):

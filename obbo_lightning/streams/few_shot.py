@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, overload
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from obbo_lightning.core.problem import Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of
 from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.streams.tasks import TaskSequence
 
 
 class ImageSource(Protocol):
@@ -23,7 +24,7 @@ class ImageSource(Protocol):
         ...
 
 
-class FewShotTasks(Sequence[Task]):
+class FewShotTasks(TaskSequence):
     """Task t: ``ways`` classes of one split, ``shots`` images of each to adapt on and ``queries`` to be judged on.
 
     A pure function of (seed, t). With order ``drift`` the mix of superclasses moves with t: their weights are a bump
@@ -72,21 +73,6 @@ class FewShotTasks(Sequence[Task]):
         self.order = one_of("data.order", order, ("iid", "drift"))
         self.period = at_least("data.period", period, 1)
         self.seed = seed
-
-    def __len__(self) -> int:
-        return self.length
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self.task(t) for t in range(*index.indices(self.length))]
-        if not -self.length <= index < self.length:
-            raise IndexError(f"round must lie in 0..{self.length - 1}, got {index}")
-        return self.task(index % self.length)
 
     def task(self, t: int) -> Task:
         """The task of round t, counted from 0."""

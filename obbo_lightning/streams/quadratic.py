@@ -1,7 +1,7 @@
 """Quadratic tasks that drift ever more slowly, with their variation known in closed form."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from obbo_lightning.core.problem import Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, nonnegative
 from obbo_lightning.problems.quadratic import Quadratic
+from obbo_lightning.streams.tasks import TaskSequence
 
 
 class Variation(NamedTuple):
@@ -21,7 +22,7 @@ class Variation(NamedTuple):
     v1: Tensor
 
 
-class QuadraticStream(Sequence[Task]):
+class QuadraticStream(TaskSequence):
     """Task t of a `Quadratic` problem: b_t = b + drift t^{−1/2} ξ_t, c_t = c + drift t^{−1/2} ξ'_t, ξ unit vectors.
 
     So H_{2,T} = O(log T) and V_{1,T} = O(√T): sublinear, as the theorems ask. ℓ_{g,1} = 1 and μ_g = 1/κ_g.
@@ -56,7 +57,7 @@ class QuadraticStream(Sequence[Task]):
         seed: int = 0,
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.rounds = at_least("rounds", rounds, 1)
+        self.length = at_least("rounds", rounds, 1)
         self.lanes = at_least("lanes", lanes, 1)
         self.outer_dim = at_least("outer_dim", outer_dim, 1)
         self.inner_dim = at_least("inner_dim", inner_dim, 2)
@@ -75,21 +76,6 @@ class QuadraticStream(Sequence[Task]):
         matrices = [self._inner_matrix(lane, number) for lane, number in enumerate(numbers)]
         couplings = [self._orthogonal("B", lane)[:, :outer_dim] for lane in range(lanes)]
         self.problem = Quadratic(torch.stack(matrices).to(dtype), torch.stack(couplings).to(dtype), noise=noise)
-
-    def __len__(self) -> int:
-        return self.rounds
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self.task(t) for t in range(*index.indices(self.rounds))]
-        if not -self.rounds <= index < self.rounds:
-            raise IndexError(f"round must lie in 0..{self.rounds - 1}, got {index}")
-        return self.task(index % self.rounds)
 
     def task(self, t: int) -> Task:
         """The task of round t, counted from 0; a pure function of (seed, t), also beyond the stream's length."""
@@ -112,7 +98,7 @@ class QuadraticStream(Sequence[Task]):
         F_t is affine in λ, ⟨Sᵀ(e_{t+1} − e_t), λ⟩ + (‖e_{t+1}‖² − ‖e_t‖²)/2, and its largest absolute value on a ball
         of radius r is |constant| + r ‖slope‖.
         """
-        total = self.rounds if rounds is None else at_least("rounds", rounds, 1)
+        total = self.length if rounds is None else at_least("rounds", rounds, 1)
         problem = self.problem
         h1 = h2 = v1 = torch.zeros(self.lanes, dtype=self.dtype)
         shift, gap = self._shift(0)

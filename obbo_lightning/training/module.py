@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -48,6 +49,7 @@ class OnlineBilevelModule(L.LightningModule):
         self.warm = Warm()
         self.outer_step = BregmanOuterStep(algorithm, regret_window, on_nonfinite)
         self.played: Round | None = None
+        self._judged: list[dict[str, Tensor]] = []
         require_fit(problem, algorithm)
         at_least("regret_window", regret_window, 1)
         one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
@@ -81,16 +83,28 @@ class OnlineBilevelModule(L.LightningModule):
         return {"loss": oracle.outer_loss(inner), **self.problem.scores(outer, inner, task)}
 
     def validation_step(self, task: Task, batch_idx: int) -> None:
-        """Adapt to one validation task and log how well that went."""
-        self._log_evaluation("validation", task)
+        """Adapt to one validation task."""
+        self._judged.append(self.evaluate(task))
 
     def test_step(self, task: Task, batch_idx: int) -> None:
-        """Adapt to one test task and log how well that went."""
-        self._log_evaluation("test", task)
+        """Adapt to one test task."""
+        self._judged.append(self.evaluate(task))
 
-    def _log_evaluation(self, stage: str, task: Task) -> None:
-        for name, value in self.evaluate(task).items():
-            self.log(f"{stage}/{name}", value.mean(), batch_size=1, sync_dist=True)
+    def on_validation_epoch_end(self) -> None:
+        """Mean and standard error over the validation tasks."""
+        self._log_judged("validation")
+
+    def on_test_epoch_end(self) -> None:
+        """Mean and standard error over the test tasks."""
+        self._log_judged("test")
+
+    def _log_judged(self, stage: str) -> None:
+        for name in self._judged[0] if self._judged else ():
+            values = torch.stack([scores[name].mean() for scores in self._judged])
+            self.log(f"{stage}/{name}", values.mean())
+            if len(values) > 1:
+                self.log(f"{stage}/{name}_se", values.std() / len(values) ** 0.5)
+        self._judged = []
 
     def network(self) -> CNN4:
         """The CNN with the current λ, as an ordinary module."""

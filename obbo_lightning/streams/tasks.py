@@ -1,0 +1,32 @@
+"""Tasks by round."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import overload
+
+from obbo_lightning.core.problem import Task
+
+
+class TaskSequence(Sequence[Task]):
+    """A stream of ``length`` tasks, each a pure function of its round: random access, no hidden state."""
+
+    length: int
+
+    @abstractmethod
+    def task(self, t: int) -> Task:
+        """The task of round t, counted from 0."""
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self.task(t) for t in range(*index.indices(self.length))]
+        if not -self.length <= index < self.length:
+            raise IndexError(f"round must lie in 0..{self.length - 1}, got {index}")
+        return self.task(index % self.length)
