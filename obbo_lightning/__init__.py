@@ -12,6 +12,7 @@ from obbo_lightning.algorithms import (
     register,
 )
 from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.allocator import keep_freed_memory
 from obbo_lightning.core.domains import Box, L2Ball, Nonnegative, RealSpace, Simplex
 from obbo_lightning.core.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
 from obbo_lightning.core.hypergradients import (
@@ -77,6 +78,7 @@ __all__ = [
     "Warm",
     "estimate",
     "generalized_gradient",
+    "keep_freed_memory",
     "make_algorithm",
     "online",
     "play",

@@ -71,6 +71,41 @@ def test_the_hypergradient_of_the_network_is_right_also_by_its_proximity(stream)
     assert FixedPoint(2)(Oracle(problem, outer, task), solver, None, None).value.shape == outer.shape
 
 
+def test_the_memory_layout_of_images_changes_no_hypergradient(stream):
+    class AsItCame(FewShot):
+        def laid_out(self, task):
+            return task
+
+    settings = {"ways": 3, "image_size": 16, "filters": 4}
+    task, solver = double(stream.train[0]), GradientDescent(steps=5, lr=0.05, start="outer")
+    outer = FewShot(**settings).initial_outer(1).double()
+    laid_out = FewShot(**settings).laid_out(task)
+    assert laid_out["support"].is_contiguous(memory_format=torch.channels_last)
+    one, two = (
+        FixedPoint(4)(Oracle(problem, outer, task), solver, None, None).value
+        for problem in (FewShot(**settings), AsItCame(**settings))
+    )
+    assert float((one - two).norm() / two.norm()) < 1e-12
+
+
+def test_relu_after_the_pool_is_relu_before_it_derivatives_too():
+    torch.manual_seed(0)
+    ours = CNN4(filters=3)
+    usual = CNN4(filters=3)
+    usual.load_state_dict(ours.state_dict())
+    for block in usual.blocks:
+        block[2], block[3] = block[3], block[2]
+    assert isinstance(usual.blocks[0][2], torch.nn.ReLU)
+    images, found = torch.randn(6, 3, 32, 32), []
+    for network in (ours, usual):
+        weights = list(network.parameters())
+        logits = network(images)
+        gradients = torch.autograd.grad(logits.square().sum(), weights, create_graph=True)
+        products = torch.autograd.grad(sum(g.square().sum() for g in gradients), weights)
+        found.append([logits, *gradients, *products])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_the_network_is_handed_out_with_the_current_weights(stream):
     problem = stream.problem(filters=2, learn_proximity=True)
     outer = problem.initial_outer(3)

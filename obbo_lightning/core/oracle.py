@@ -26,6 +26,7 @@ class Oracle:
             )
         self.problem = problem
         self.task = task
+        self._laid_out = problem.laid_out(task)
         self.key = key or Key()
         self.outer = outer.detach().requires_grad_()
         self.calls = {"gradients": 0, "products": 0}
@@ -37,10 +38,10 @@ class Oracle:
     def inner_gradient(self, inner: Tensor, sample: Sample | None = None, differentiable: bool = False) -> Tensor:
         """∇_β g; with ``differentiable`` it keeps the graph through λ and β."""
         with torch.enable_grad():
-            outer = self.outer
+            outer, task = self.outer, self.task
             if not differentiable:
-                outer, inner = outer.detach(), inner.detach().requires_grad_()
-            loss = self._per_lane("inner_loss", self.problem.inner_loss(outer, inner, self.task, sample))
+                outer, inner, task = outer.detach(), inner.detach().requires_grad_(), self._laid_out
+            loss = self._per_lane("inner_loss", self.problem.inner_loss(outer, inner, task, sample))
             self.calls["gradients"] += 1
             return _gradients(loss, [inner], differentiable)[0]
 
@@ -48,7 +49,7 @@ class Oracle:
         """f, ∇_λ f and ∇_β f at a constant β."""
         with torch.enable_grad():
             inner = inner.detach().requires_grad_()
-            loss = self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self.task, sample))
+            loss = self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self._laid_out, sample))
             self.calls["gradients"] += 1
             by_outer, by_inner = _gradients(loss, [self.outer, inner])
             return loss.detach(), by_outer, by_inner
@@ -64,7 +65,7 @@ class Oracle:
     def outer_loss(self, inner: Tensor) -> Tensor:
         """F on the whole task; an evaluation, not an oracle call."""
         with torch.no_grad():
-            return self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self.task))
+            return self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self._laid_out))
 
     def curvature(self, inner: Tensor, sample: Sample | None = None) -> "Curvature":
         """The second derivatives of g at β, through one retained graph."""

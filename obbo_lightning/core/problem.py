@@ -33,6 +33,10 @@ class Problem(ABC):
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         """f_t(λ, β), one number a lane."""
 
+    def laid_out(self, task: Task) -> Task:
+        """The same task, laid out in memory so that first derivatives are fastest; second ones use it as it came."""
+        return task
+
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor | None:
         """β_1, for methods that start each round from the last one's inner variable."""
         return None

@@ -41,8 +41,8 @@ class CNN4(nn.Module):
         return nn.Sequential(
             nn.Conv2d(channels, filters, kernel_size=3, padding=1),
             nn.BatchNorm2d(filters, track_running_stats=False),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),  # commutes with the maximum, derivatives too, and has a quarter of the work behind it
         )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -108,6 +108,10 @@ class FewShot(Problem):
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         return self._cross_entropy(inner, task["query"], task["query_labels"], sample)
 
+    def laid_out(self, task: Task) -> Task:
+        # Convolutions follow the layout of their images; products with second derivatives are slower in this one.
+        return {k: v.contiguous(memory_format=torch.channels_last) if v.ndim == 4 else v for k, v in task.items()}
+
     def inner_from_outer(self, outer: Tensor) -> Tensor:
         return self._weights(outer)
 
@@ -128,7 +132,7 @@ class FewShot(Problem):
     @torch.no_grad()
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
         """Accuracy on the query images."""
-        hits = self._logits(inner, task["query"]).argmax(-1) == task["query_labels"]
+        hits = self._logits(inner, self.laid_out(task)["query"]).argmax(-1) == task["query_labels"]
         return {"accuracy": hits.to(inner.dtype).mean().reshape(1)}
 
     def _weights(self, outer: Tensor) -> Tensor:

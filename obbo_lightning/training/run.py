@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from obbo_lightning.configuration import Settings, build_part, check
+from obbo_lightning.core.allocator import keep_freed_memory
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.experiments.figures import draw_figures
 from obbo_lightning.training.dashboards import finish_logger, make_logger
@@ -45,6 +46,7 @@ class Parts(NamedTuple):
 
 def build(settings: Settings) -> Parts:
     """The module and its data; refuses whatever is impossible."""
+    keep_freed_memory()
     seed = settings["seed"]
     stream = build_part(settings, "data", seed=seed)
     problem = stream.problem(**settings.get("problem", {}))

@@ -1,0 +1,1 @@
+"""Costs, measured interleaved and reported as ratios of medians."""

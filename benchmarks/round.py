@@ -1,0 +1,156 @@
+"""What a round of few-shot adaptation costs.
+
+python -m benchmarks.round [--data.root DIR]
+Unit: one plain gradient of the network on 25 images. K = 20, J = 5, 64 filters, float32, 2 threads.
+"""
+
+import argparse
+import itertools
+import tempfile
+import time
+from collections.abc import Callable
+
+import lightning as L
+import torch
+from torch.nn import Parameter, functional
+
+from benchmarks.interleaved import medians, report
+from obbo_lightning.algorithms import OAGD, OBBO
+from obbo_lightning.configuration import read_layers
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.allocator import keep_freed_memory
+from obbo_lightning.core.inner import GradientDescent
+from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.rounds import OuterStep, play
+from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.streams.fc100 import FC100Stream
+from obbo_lightning.streams.few_shot import FewShotStream
+from obbo_lightning.streams.synthetic import SyntheticStream
+from obbo_lightning.training.run import complete, fit
+from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.training.table import read_table
+
+BLOCK = 25  # rounds of `fit` between two looks at the clock, one checkpoint among them
+
+
+def main() -> None:
+    """Measure, and print two tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data.root", dest="root", help="folder of CIFAR-100; without it the embedded stream is used")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds of each kind")
+    parser.add_argument("--threads", type=int, default=2)
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    keep_freed_memory()
+    stream: FewShotStream = FC100Stream(asked.root) if asked.root else SyntheticStream()
+    rounds(stream, asked.repeats)
+    shell(asked.root, stream)
+
+
+def rounds(stream: FewShotStream, repeats: int) -> None:
+    """A round, in plain gradients."""
+    problem = stream.problem()
+    inner = GradientDescent(steps=20, lr=0.1, start="outer")
+    turn = itertools.count()
+    found = medians(
+        {
+            "gradient": plain_gradient(problem, stream),
+            "w = 10": player(stream, problem, OBBO(window=10, inner=inner)),
+            "w = 1": player(stream, problem, OBBO(window=1, inner=inner)),
+            "w = 1000": player(stream, problem, OBBO(window=1000, inner=inner), fill=1000),
+            "task": lambda: stream.train[next(turn)],
+        },
+        repeats,
+    )
+    # A round of OAGD is ten of the others: fewer of them.
+    windows = medians(
+        {
+            "obbo": player(stream, problem, OBBO(window=10, inner=inner)),
+            "oagd": player(stream, problem, OAGD(window=10, inner=inner), warm_up=9),
+        },
+        max(3, repeats // 3),
+    )
+    report(
+        f"one plain gradient: {1000 * found['gradient']:.1f} ms",
+        [
+            ("OBBO's round, in plain gradients", found["w = 10"] / found["gradient"], 28),
+            ("w = 1000 against w = 1", found["w = 1000"] / found["w = 1"], 1.05),
+            ("making the task, of a round", found["task"] / found["w = 10"], 0.02),
+            ("OBBO's round, of OAGD's at w = 10", windows["obbo"] / windows["oagd"], 1 / 8),
+        ],
+    )
+
+
+def plain_gradient(problem: FewShot, stream: FewShotStream) -> Callable[[], object]:
+    """The loss of an ordinary module on 25 images, and its gradient."""
+    network = problem.loaded_network(problem.initial_outer(0))
+    task = stream.train[0]
+
+    def gradient() -> object:
+        loss = functional.cross_entropy(network(task["support"]), task["support_labels"])
+        return torch.autograd.grad(loss, list(network.parameters()))
+
+    return gradient
+
+
+def player(
+    stream: FewShotStream, problem: FewShot, algorithm: Algorithm, fill: int = 0, warm_up: int = 0
+) -> Callable[[], object]:
+    """Plays the next round of the stream each time it is called; ``fill`` puts noise into the window first."""
+    outer = Parameter(problem.initial_outer(0))
+    step = OuterStep(outer, algorithm, on_nonfinite="skip")
+    for _ in range(fill):
+        step.memory.merge(1e-3 * torch.randn(1, *outer.shape))
+    turn = itertools.count()
+
+    def next_round() -> object:
+        t = next(turn)
+        return play(problem, algorithm, step, stream.train[t], Warm(), Key(0, t))
+
+    for _ in range(warm_up):
+        next_round()
+    return next_round
+
+
+def shell(root: str | None, stream: FewShotStream) -> None:
+    """`fit` through Lightning, with rows and checkpoints, against the plain loop of the core."""
+    flags = ["--config", "configs/fc100.yaml", "--rounds", str(BLOCK), "--evaluation.tasks", "1"]
+    flags += ["--data.root", root] if root else ["--data", "synthetic"]
+    settings = complete(read_layers(flags)[0])
+    seconds: dict[str, list[float]] = {"fit": [], "loop": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(5):
+            clock = Clock()
+            run = RunDirectory.create(folder, "cost", "obbo")
+            fit(settings, run, callbacks=[clock], quiet=True)
+            judging = read_table(run.timings)["evaluation_seconds"][-1]
+            seconds["fit"].append(clock.seconds - judging)
+            seconds["loop"].append(plain_loop(stream))
+    middle = {name: sorted(found)[len(found) // 2] for name, found in seconds.items()}
+    print()
+    report(f"{BLOCK} rounds of the plain loop: {middle['loop']:.1f} s", [("fit", middle["fit"] / middle["loop"], 1.05)])
+
+
+def plain_loop(stream: FewShotStream) -> float:
+    """Seconds of the same rounds without Lightning."""
+    algorithm = OBBO(window=10, inner=GradientDescent(steps=20, lr=0.1, start="outer"))
+    next_round = player(stream, stream.problem(), algorithm)
+    began = time.perf_counter()
+    for _ in range(BLOCK):
+        next_round()
+    return time.perf_counter() - began
+
+
+class Clock(L.Callback):
+    """Seconds from the first round's task to the end of training."""
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._began = time.perf_counter()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.seconds = time.perf_counter() - self._began
+
+
+if __name__ == "__main__":
+    main()

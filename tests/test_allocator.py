@@ -1,0 +1,7 @@
+import platform
+
+from obbo_lightning import keep_freed_memory
+
+
+def test_glibc_takes_the_settings():
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
