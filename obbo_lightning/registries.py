@@ -9,6 +9,7 @@ from obbo_lightning.core.hypergradients import ClosedForm, ConjugateGradient, Fi
 from obbo_lightning.core.inner import ExactSolution, GradientDescent
 from obbo_lightning.core.regularizers import L1, ElasticNet, NoRegularizer, SquaredL2
 from obbo_lightning.streams.fc100 import FC100Stream
+from obbo_lightning.streams.images import ImageFolderStream
 from obbo_lightning.streams.quadratic import QuadraticData
 from obbo_lightning.streams.synthetic import SyntheticStream
 
@@ -30,5 +31,10 @@ PARTS: dict[str, dict[str, type[Any]]] = {
     },
     "algorithm.regularizer": {"none": NoRegularizer, "l1": L1, "squared_l2": SquaredL2, "elastic_net": ElasticNet},
     "algorithm.domain": {"real": RealSpace, "box": Box, "nonnegative": Nonnegative, "ball": L2Ball, "simplex": Simplex},
-    "data": {"synthetic": SyntheticStream, "fc100": FC100Stream, "quadratic": QuadraticData},
+    "data": {
+        "synthetic": SyntheticStream,
+        "fc100": FC100Stream,
+        "images": ImageFolderStream,
+        "quadratic": QuadraticData,
+    },
 }

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from obbo_lightning.streams.few_shot import FewShotStream
+from obbo_lightning.streams.images import StoredClasses
 
 SUPERCLASSES = {
     "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
@@ -67,7 +66,7 @@ class FC100Stream(FewShotStream):
             split: [c for c in sorted(superclass) if superclass[c] in chosen] for split, chosen in SUPERCLASSES.items()
         }
         super().__init__(
-            StoredClasses(data.images, data.fine_labels),
+            StoredClasses(data.images, data.fine_labels, MEAN, DEVIATION),
             splits,
             [superclass[c] for c in sorted(superclass)],
             3,
@@ -79,25 +78,6 @@ class FC100Stream(FewShotStream):
             period,
             seed,
         )
-
-
-class StoredClasses:
-    """Images in memory, by class; drawn without replacement within a task."""
-
-    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:
-        self.images = torch.from_numpy(images).permute(0, 3, 1, 2)  # a view
-        self.members = {int(c): torch.from_numpy(np.flatnonzero(labels == c)) for c in np.unique(labels)}
-        self.smallest: int | None = min(len(m) for m in self.members.values())
-        self._mean = torch.tensor(MEAN).reshape(3, 1, 1)
-        self._deviation = torch.tensor(DEVIATION).reshape(3, 1, 1)
-
-    def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """One image for each entry of ``classes``; entries of one class are neighbours, and get distinct images."""
-        rows = []
-        for c, count in zip(*(x.tolist() for x in classes.unique_consecutive(return_counts=True)), strict=True):
-            members = self.members[c]
-            rows.append(members[torch.randperm(len(members), generator=generator)[:count]])
-        return (self.images[torch.cat(rows)].float() / 255 - self._mean) / self._deviation
 
 
 @lru_cache(maxsize=2)

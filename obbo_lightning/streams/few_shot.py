@@ -58,7 +58,8 @@ class FewShotTasks(TaskSequence):
     ) -> None:
         at_least("data.ways", ways, 2)
         if ways > len(classes):
-            raise ValueError(f"data.ways must be at most the {len(classes)} classes of the split, got {ways}")
+            split = next((word for word in seed if isinstance(word, str)), "tasks'")
+            raise ValueError(f"data.ways must be at most the {len(classes)} classes of the {split} split, got {ways}")
         self.source = source
         self.classes = torch.tensor(list(classes))
         self.superclasses = list(superclasses)

@@ -1,0 +1,237 @@
+"""Few-shot tasks from anybody's labelled images: arrays, an npz file, or a folder for each class."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from obbo_lightning.core.randomness import derive_seed
+from obbo_lightning.core.validation import at_least
+from obbo_lightning.streams.few_shot import FewShotStream
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+SPLITS = ("train", "validation", "test")
+
+
+class StoredClasses:
+    """Images in memory, by class; drawn without replacement within a task.
+
+    Args:
+        images: ``[n, size, size, channels]``.
+        labels: class number of each.
+        mean: of each channel, of pixels between 0 and 1; subtracted.
+        deviation: of each channel; divided by.
+    """
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.integer],
+        mean: Sequence[float],
+        deviation: Sequence[float],
+    ) -> None:
+        self.images = torch.from_numpy(images).permute(0, 3, 1, 2)  # a view
+        self.members = {int(c): torch.from_numpy(np.flatnonzero(labels == c)) for c in np.unique(labels)}
+        self.smallest: int | None = min(len(m) for m in self.members.values())
+        self._mean = torch.tensor(mean).reshape(-1, 1, 1)
+        self._deviation = torch.tensor(deviation).reshape(-1, 1, 1)
+
+    def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
+        """One image for each entry of ``classes``; entries of one class are neighbours, and get distinct images."""
+        rows = []
+        for c, count in zip(*(x.tolist() for x in classes.unique_consecutive(return_counts=True)), strict=True):
+            members = self.members[c]
+            rows.append(members[torch.randperm(len(members), generator=generator)[:count]])
+        return (self.images[torch.cat(rows)].float() / 255 - self._mean) / self._deviation
+
+
+class ImageFolderStream(FewShotStream):
+    """Few-shot tasks from a folder that has a folder of images for each class, or from an npz file; kept in memory.
+
+    Classes are divided, not images: by the lists where they are given, and by ratio for the others. Pixels are
+    standardised with the mean and deviation of the training classes. The division does not depend on ``seed``.
+
+    Args:
+        path: the folder, or an npz file that holds ``images`` (uint8 [n, height, width], or with 1 or 3 channels
+            behind) and ``labels`` (numbers or words).
+        ratios: shares of train, validation and test among the classes that no list names.
+        train_classes: classes to train on; None for a share of the unnamed ones.
+        validation_classes: the same for validation.
+        test_classes: the same for test.
+        image_size: side that images are cropped to a square and scaled to; None leaves them, if they are squares.
+        ways: classes of a task.
+        shots: images of each class to adapt on.
+        queries: images of each class to be judged on.
+        order: ``iid``, or ``drift``: the mix of classes, in the order of their names, moves with the rounds.
+        period: rounds of one turn of the drift.
+        seed: of the training tasks.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        ratios: list[float] = [0.6, 0.2, 0.2],  # noqa: B006 never changed
+        train_classes: list[str | int] | None = None,
+        validation_classes: list[str | int] | None = None,
+        test_classes: list[str | int] | None = None,
+        image_size: int | None = None,
+        ways: int = 5,
+        shots: int = 5,
+        queries: int = 5,
+        order: str = "iid",
+        period: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        images, labels = read_folder(Path(path), image_size) if Path(path).is_dir() else read_npz(Path(path))
+        images = _squares(images, image_size)
+        names, numbers = np.unique(labels.astype(str), return_inverse=True)
+        self.names: list[str] = names.tolist()
+        splits = divide(self.names, ratios, (train_classes, validation_classes, test_classes))
+        super().__init__(
+            StoredClasses(images, numbers, *_statistics(images[np.isin(numbers, splits["train"])])),
+            splits,
+            list(range(len(names))),
+            images.shape[3],
+            images.shape[1],
+            ways,
+            shots,
+            queries,
+            order,
+            period,
+            seed,
+        )
+
+
+def divide(
+    names: Sequence[str], ratios: Sequence[float], lists: Sequence[Sequence[str | int] | None]
+) -> dict[str, list[int]]:
+    """Class numbers of each split: those that its list names, or its share of the classes that no list names.
+
+    >>> divide(["ant", "bee", "cat", "dog"], [0.5, 0.25, 0.25], [None, None, ["ant"]])["test"]
+    [0]
+    """
+    if len(ratios) != 3 or min(ratios) < 0 or sum(ratios) <= 0:
+        raise ValueError(f"data.ratios must be three shares, none negative, got {list(ratios)!r}")
+    chosen: dict[str, list[int]] = {}
+    owner: dict[str, str] = {}
+    for split, wanted in zip(SPLITS, lists, strict=True):
+        for name in map(str, wanted or ()):
+            if name not in names:
+                raise ValueError(f"data.{split}_classes must be of the {len(names)} classes there are, got {name!r}")
+            if name in owner:
+                raise ValueError(f"data.{split}_classes must not share a class with {owner[name]}, got {name!r}")
+            owner[name] = split
+        chosen[split] = sorted(names.index(str(name)) for name in wanted or ())
+    free = [i for i, name in enumerate(names) if name not in owner]
+    generator = torch.Generator().manual_seed(derive_seed("classes"))
+    free = [free[i] for i in torch.randperm(len(free), generator=generator).tolist()]
+    sharing = [(split, share) for split, share, wanted in zip(SPLITS, ratios, lists, strict=True) if wanted is None]
+    total, share_before, start = sum(share for _, share in sharing), 0.0, 0
+    for split, share in sharing:
+        share_before += share
+        end = round(len(free) * share_before / total) if total else start
+        chosen[split] = sorted(free[start:end])
+        start = end
+    return chosen
+
+
+def read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic]]:
+    """``images`` and ``labels`` of an npz file."""
+    if not path.exists():
+        raise ValueError(f"data.path must be a folder or an npz file, got {str(path)!r}, which does not exist")
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            found = {name: file[name] for name in ("images", "labels") if name in file.files}
+    except Exception as error:  # zip, zlib and NumPy each have their own
+        raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
+    for name in ("images", "labels"):
+        if name not in found:
+            raise ValueError(f"{path} must hold images and labels, and has no {name}")
+    images, labels = found["images"], found["labels"]
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+        raise ValueError(
+            f"{path}: images must be uint8 [n, height, width] or [n, height, width, 1 or 3], "
+            f"got {images.dtype} {list(images.shape)}"
+        )
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iuUS":
+        raise ValueError(
+            f"{path}: labels must be numbers or words [{len(images)}], got {labels.dtype} {list(labels.shape)}"
+        )
+    if not len(images):
+        raise ValueError(f"{path}: images must not be empty")
+    return images if images.ndim == 4 else images[..., None], labels
+
+
+def read_folder(path: Path, image_size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.generic]]:
+    """Every image of every folder in ``path``; grey where all of them are."""
+    files = {
+        folder.name: sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES)
+        for folder in sorted(path.iterdir())
+        if folder.is_dir() and not folder.name.startswith(".")
+    }
+    if not files:
+        raise ValueError(f"data.path must hold a folder for each class, got {str(path)!r} without any")
+    for name, found in files.items():
+        if not found:
+            raise ValueError(f"{path / name} must hold images ({', '.join(sorted(SUFFIXES))}), and has none")
+    images = [_read_image(file, image_size) for found in files.values() for file in found]
+    labels = np.repeat(list(files), [len(found) for found in files.values()])
+    if any(image.shape[2] == 3 for image in images):
+        images = [np.broadcast_to(image, (*image.shape[:2], 3)) for image in images]
+    shapes = {image.shape for image in images}
+    if len(shapes) > 1:
+        sizes = sorted({f"{width}x{height}" for height, width, _ in shapes})
+        raise ValueError(f"data.image_size must be given for images of several sizes, got {', '.join(sizes[:5])}")
+    return np.stack(images), labels
+
+
+def _read_image(file: Path, size: int | None) -> NDArray[np.uint8]:
+    try:
+        with Image.open(file) as image:
+            grey = image.mode in ("1", "L", "LA", "I", "I;16", "F")
+            converted = image.convert("L" if grey else "RGB")
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow has all three for a damaged file
+        raise ValueError(f"{file} cannot be read as an image: {error}") from None
+    pixels = np.asarray(converted)
+    pixels = pixels[:, :, None] if grey else pixels
+    return pixels if size is None else _scaled(pixels, size)
+
+
+def _squares(images: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
+    height, width = images.shape[1:3]
+    if size is None and height != width:
+        raise ValueError(f"data.image_size must be given for images that are no squares, got {width}x{height}")
+    if size is None or height == width == size:
+        at_least("data.image_size", height, 16)
+        return images
+    at_least("data.image_size", size, 16)
+    return np.stack([_scaled(image, size) for image in images])
+
+
+def _scaled(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """The square in the middle, scaled."""
+    height, width, channels = pixels.shape
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+    box = (left, top, left + side, top + side)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box)).reshape(size, size, channels)
+
+
+def _statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
+    if not len(images):
+        raise ValueError("data.ratios and data.train_classes must leave classes to train on, got none")
+    # Sums of each value's count are exact and need no copy of the images in floating point.
+    mean, deviation = [], []
+    for channel in range(images.shape[3]):
+        counts = np.bincount(images[..., channel].ravel(), minlength=256)
+        values = np.arange(256) / 255
+        centre = float((counts * values).sum() / counts.sum())
+        spread = float((counts * (values - centre) ** 2).sum() / counts.sum()) ** 0.5
+        mean.append(centre)
+        deviation.append(spread or 1.0)
+    return mean, deviation
