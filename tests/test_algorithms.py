@@ -2,7 +2,7 @@ import functools
 
 import pytest
 import torch
-from toy import F64, Nonlinear, toy_point, toy_task
+from toy import F64, SIX, Nonlinear, toy_point, toy_task
 
 from obbo_lightning import (
     ALGORITHMS,
@@ -37,11 +37,12 @@ from obbo_lightning.streams import QuadraticStream
 INNER = GradientDescent(steps=3, lr=0.5)
 
 
-def test_the_registry_has_the_six():
-    assert sorted(ALGORITHMS) == ["adam", "oagd", "obbo", "sgdm", "sobbo", "sobow"]
+def test_the_registry_has_the_six_and_learn2learns_two():
+    assert SIX == ["adam", "oagd", "obbo", "sgdm", "sobbo", "sobow"]
+    assert sorted(ALGORITHMS) == sorted([*SIX, "maml", "anil"])
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", SIX)
 @pytest.mark.parametrize(
     "settings",
     [{}, {"window": 3}, {"clip": 0.5}, {"hypergradient": ClosedForm()}, {"hypergradient": Unrolled(), "inner": INNER}],
@@ -232,13 +233,13 @@ def test_a_users_algorithm_is_registered_once(monkeypatch):
 def test_algorithms_can_be_pickled():
     import pickle
 
-    for name in ALGORITHMS:
+    for name in SIX:
         again = pickle.loads(pickle.dumps(make_algorithm(name)))
         assert type(again) is ALGORITHMS[name]
 
 
 def test_oagd_keeps_tasks_and_the_others_do_not():
-    assert {n for n, cls in ALGORITHMS.items() if isinstance(cls().memory(), TaskWindow)} == {"oagd"}
+    assert {n for n in SIX if isinstance(ALGORITHMS[n]().memory(), TaskWindow)} == {"oagd"}
 
 
 def test_single_precision_and_double_precision_agree():

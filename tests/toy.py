@@ -2,9 +2,10 @@
 
 import torch
 
-from obbo_lightning import Problem
+from obbo_lightning import ALGORITHMS, Problem
 
 F64 = torch.float64
+SIX = sorted(set(ALGORITHMS) - {"maml", "anil"})  # those of the paper; the two are for few-shot problems only
 
 
 class Nonlinear(Problem):

@@ -1,6 +1,8 @@
 """The algorithms of the paper and their rivals, one a file."""
 
 from obbo_lightning.algorithms.adam import Adam
+from obbo_lightning.algorithms.anil import ANIL
+from obbo_lightning.algorithms.maml import MAML
 from obbo_lightning.algorithms.oagd import OAGD
 from obbo_lightning.algorithms.obbo import OBBO
 from obbo_lightning.algorithms.registry import ALGORITHMS, make_algorithm, register
@@ -8,4 +10,4 @@ from obbo_lightning.algorithms.sgdm import SGDM
 from obbo_lightning.algorithms.sobbo import SOBBO
 from obbo_lightning.algorithms.sobow import SOBOW
 
-__all__ = ["ALGORITHMS", "OAGD", "OBBO", "SGDM", "SOBBO", "SOBOW", "Adam", "make_algorithm", "register"]
+__all__ = ["ALGORITHMS", "ANIL", "MAML", "OAGD", "OBBO", "SGDM", "SOBBO", "SOBOW", "Adam", "make_algorithm", "register"]

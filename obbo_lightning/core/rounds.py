@@ -242,6 +242,7 @@ def require_fit(problem: Problem, algorithm: Algorithm) -> None:
     """Refuse an algorithm that asks a problem for what it does not have, before the first round."""
     name = type(problem).__name__
     solver, estimator = algorithm.inner, algorithm.hypergradient
+    estimator.require_fit(problem)
     if isinstance(estimator, ClosedForm):
         if type(problem).hypergradient is Problem.hypergradient:
             raise ValueError(f"hypergradient 'ClosedForm' needs a closed form, and {name} has none")

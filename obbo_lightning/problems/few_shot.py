@@ -96,8 +96,8 @@ class FewShot(Problem):
 
     def loaded_network(self, outer: Tensor) -> CNN4:
         """The network with the parameters of λ (or of an adapted β): an ordinary module, for use elsewhere."""
-        network = copy.deepcopy(self.network)
-        network.load_state_dict(self._parameters(self._weights(outer.detach().cpu())))
+        network = copy.deepcopy(self.network).to(outer.device, outer.dtype)
+        network.load_state_dict(self._parameters(self._weights(outer.detach())))
         return network
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:

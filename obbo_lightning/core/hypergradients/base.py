@@ -8,6 +8,7 @@ from torch import Tensor
 
 from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.problem import Problem
 
 
 class Hypergradient(NamedTuple):
@@ -37,6 +38,9 @@ class Estimator(ABC):
 
     exact = False
     """Whether what it finds is ∇F_t(λ_t) itself."""
+
+    def require_fit(self, problem: Problem) -> None:  # noqa: B027 most ask for nothing
+        """Refuse, before the first round, a problem that lacks what this estimator asks for."""
 
     @abstractmethod
     def __call__(
