@@ -1,4 +1,4 @@
-"""The command line: fit, resume, validate, test. Every mistake is one line and exit code 2."""
+"""The command line: fit, resume, validate, test, report. Every mistake is one line and exit code 2."""
 
 import sys
 import traceback
@@ -13,6 +13,7 @@ USAGE = """usage: obbo COMMAND [flags]
   resume RUN_DIR      go on with a run that was stopped, exactly where it was [--checkpoint FILE]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report
   test RUN_DIR        adapt a run's outer variable to test tasks and report
+  report DIR [DIR...] tables and figures of all finished runs in there [--output DIR] [--title TEXT]
 
   obbo fit --help     every flag of the chosen algorithm, data and trainer
   obbo fit --config configs/default.yaml --algorithm sobow --algorithm.window 25 --seed 3
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command != "fit" and {"-h", "--help"} & set(arguments):
         print(USAGE, end="")
         return 0
-    commands = {"fit": _fit, "resume": _resume, "validate": _validate, "test": _test}
+    commands = {"fit": _fit, "resume": _resume, "validate": _validate, "test": _test, "report": _report}
     if command not in commands:
         from difflib import get_close_matches
 
@@ -133,6 +134,36 @@ def _judge(command: str, arguments: list[str]) -> int:
         error = found.get(f"{name}_se")
         table.add_row(name, f"{found[name]:.4f}" + ("" if error is None else f" ± {error:.4f}"))
     Console().print(table)
+    return 0
+
+
+def _report(arguments: list[str]) -> int:
+    options: dict[str, str | None] = {"--output": None, "--title": None}
+    paths: list[Path] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in options:
+            options[word] = rest.pop(0) if rest else None
+            if options[word] is None:
+                raise ValueError(f"{word} needs a value, got none")
+        elif word.startswith("-"):
+            raise ValueError(f"report takes DIR [DIR...], --output DIR and --title TEXT, got {word!r}")
+        else:
+            paths.append(Path(word))
+    if not paths:
+        raise ValueError("report needs a directory with runs, got nothing")
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from obbo_lightning.experiments.report import write_report
+
+    output = Path(options["--output"] or paths[0])
+    written = write_report(paths, output, options["--title"] or paths[0].resolve().name)
+    console = Console()
+    console.print(Markdown((output / "table.md").read_text()))
+    for path in written:
+        console.print(str(path), soft_wrap=True)
     return 0
 
 

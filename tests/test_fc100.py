@@ -1,15 +1,19 @@
 """FC100 on small files of the real formats; the real data where they are."""
 
+import json
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from toy import SIX
 
 from obbo_lightning import cli
 from obbo_lightning.streams import fc100
+from obbo_lightning.training.datamodule import StreamDataModule
 
+CONFIG = Path(__file__).parents[1] / "configs" / "fc100.yaml"
 REAL = Path(__file__).parents[2] / "shared" / "data"
 COARSE = np.repeat(np.arange(20), 5)  # class c belongs to superclass c // 5 in the small files
 
@@ -157,6 +161,62 @@ def test_too_many_images_for_a_class_are_refused_before_any_compute(root, capsys
 def test_the_environment_names_the_root(root, monkeypatch):
     monkeypatch.setenv("OBBO_DATA", str(root))
     assert len(fc100.FC100Stream().train.classes) == 60
+
+
+def test_a_cache_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    data = small_data()
+    monkeypatch.setattr(fc100, "CHECKSUM", fc100.checksum(data))
+    monkeypatch.setattr("torchvision.datasets.utils.check_integrity", lambda path, md5: path.exists())
+    write_pickles(tmp_path, data)
+
+    def full_disk(path, **arrays):
+        Path(path).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full_disk)
+    fc100.load_cifar100.cache_clear()
+    with pytest.raises(OSError, match="No space left"):
+        fc100.load_cifar100(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-python"]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_task_is_the_same_in_any_process(root, workers):
+    stream = fc100.FC100Stream(str(root), seed=3)
+    for t, task in enumerate(StreamDataModule(stream.train, rounds=5, workers=workers).train_dataloader()):
+        assert all(torch.equal(task[k], stream.train[t][k]) for k in task)
+    other = fc100.FC100Stream(str(root), seed=4)
+    assert not torch.equal(other.train[0]["support"], stream.train[0]["support"])
+    assert torch.equal(other.test[0]["support"], stream.test[0]["support"])
+
+
+def test_drift_moves_through_the_superclasses_of_fc100(root):
+    stream = fc100.FC100Stream(str(root), order="drift", period=100)
+    early, late = stream.train.weights(0), stream.train.weights(50)
+    assert int(early.argmax()) // 5 != int(late.argmax()) // 5
+    assert torch.equal(stream.test.weights(0), stream.test.weights(50))  # judged on the same mix throughout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "cifar100.npz").exists(), reason="needs ../shared/data/cifar100.npz")
+@pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+@pytest.mark.parametrize("algorithm", SIX)
+def test_real_rounds(algorithm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(2)
+    rounds = 5 if algorithm == "oagd" else 30
+    flags = ["--config", str(CONFIG), "--data.root", str(REAL), "--algorithm", algorithm, "--rounds", str(rounds)]
+    try:
+        assert cli.main(["fit", *flags, "--evaluation.tasks", "2"]) == 0
+    finally:
+        torch.set_num_threads(1)
+    (run,) = (tmp_path / "runs" / "fc100").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds"] == rounds
+    assert summary["skipped"] == 0
+    assert summary["stream_accuracy"] > 0.35  # chance is 0.2
+    assert 0 < summary["regret_euclidean"] < 100
+    assert (run / "figures" / "accuracy.png").exists()
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def _draw_regret(table: dict[str, np.ndarray], path: Path, title: str) -> Path:
             axes.plot(table["round"], table[name], style, color=colour, label=name.removeprefix("regret/"))
     axes.set(xlabel="round t", ylabel="cumulative bilevel local regret", title=title, ylim=(0, None))
     axes.legend(frameon=False)
-    return _save(figure, axes, path)
+    return save_figure(figure, axes, path)
 
 
 def _draw_scores(table: dict[str, np.ndarray], path: Path, metric: str, untrained: float, title: str) -> Path:
@@ -52,10 +52,11 @@ def _draw_scores(table: dict[str, np.ndarray], path: Path, metric: str, untraine
     axes.axhline(untrained, color=GREY, linestyle=":", linewidth=1, label="untrained")
     axes.set(xlabel="round t", ylabel=metric, title=title)
     axes.legend(frameon=False)
-    return _save(figure, axes, path)
+    return save_figure(figure, axes, path)
 
 
-def _save(figure: Figure, axes: Axes, path: Path) -> Path:
+def save_figure(figure: Figure, axes: Axes, path: Path) -> Path:
+    """Write and close a figure; ``axes`` get the look of all of them."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     figure.savefig(path, dpi=120)

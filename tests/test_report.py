@@ -1,0 +1,120 @@
+"""`report` against plain NumPy on the files of the runs."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from obbo_lightning import cli
+from obbo_lightning.experiments.comparison import _labels, read_comparison
+
+pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+FAST = ["--evaluation.every", "2", "--evaluation.tasks", "2", "--problem.filters", "3", "--data.image_size", "16"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for algorithm, seed in (("sobow", 0), ("sobow", 1), ("obbo", 0), ("obbo", 1), ("adam", 0)):
+        flags = ["--algorithm", algorithm, "--seed", str(seed), "--rounds", "5", "--algorithm.inner.steps", "2"]
+        assert cli.main(["fit", *FAST, *flags, "--output", str(root / "runs")]) == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def report(runs):
+    assert cli.main(["report", str(runs / "runs"), "--output", str(runs / "out"), "--title", "small"]) == 0
+    return runs / "out"
+
+
+def columns(path, name):
+    with path.open() as file:
+        return np.array([float(row[name]) for row in csv.DictReader(file)])
+
+
+def test_the_table_is_what_numpy_makes_of_the_runs(runs, report):
+    lines = (report / "table.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert [row[0] for row in rows] == ["obbo", "sobow", "adam"]
+    for row in rows:
+        found = [p for p in (runs / "runs").glob("*/*") if p.name.startswith(row[0])]
+        regrets = np.array([columns(p / "metrics.csv", "regret/euclidean")[-1] for p in found])
+        stream = np.array([columns(p / "metrics.csv", "accuracy").mean() for p in found])
+        tests = np.array([json.loads((p / "summary.json").read_text())["test_accuracy"] for p in found])
+        calls = columns(found[0] / "metrics.csv", "gradients") + columns(found[0] / "metrics.csv", "products")
+        assert row[2:4] == ["5", str(len(found))]
+        for cell, values, digits in ((row[4], regrets, 1), (row[5], stream, 3), (row[6], tests, 3)):
+            expected = f"{values.mean():.{digits}f}"
+            if len(values) > 1:
+                expected += f" ± {values.std(ddof=1) / len(values) ** 0.5:.{digits}f}"
+            assert cell == expected
+        assert row[8] == f"{calls.mean():.0f}"
+
+
+def test_every_round_of_every_run_is_in_the_csv(runs, report):
+    with (report / "rounds.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 25
+    (path,) = list((runs / "runs").glob("*/adam-*"))
+    mine = np.array([float(row["hypergradient_norm"]) for row in rows if row["label"] == "adam"])
+    assert np.allclose(mine, columns(path / "metrics.csv", "hypergradient_norm"), rtol=1e-5)
+
+
+def test_a_report_is_made_again_from_its_own_csv_files(report, tmp_path):
+    assert cli.main(["report", str(report), "--output", str(tmp_path / "again"), "--title", "small"]) == 0
+    assert sorted(p.name for p in (tmp_path / "again").iterdir()) == sorted(p.name for p in report.iterdir())
+    for name in ("table.md", "runs.csv", "rounds.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (report / name).read_bytes()
+
+
+def test_variants_of_an_algorithm_are_told_apart():
+    one = {"name": "obbo", "lr": 1e-4, "inner": {"steps": 3}}
+    assert _labels([one, {**one, "lr": 1e-2}, {"name": "adam", "lr": 1.0}]) == [
+        "obbo, lr = 0.0001",
+        "obbo, lr = 0.01",
+        "adam",
+    ]
+    assert _labels([one, {**one, "inner": {"steps": 4}}])[1] == "obbo, inner.steps = 4"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "report needs a directory with runs, got nothing"),
+        (["nowhere"], "report needs directories, got 'nowhere'"),
+        (["{empty}"], "report needs finished runs, and found none in"),
+        (["{runs}", "--output"], "--output needs a value"),
+        (["{runs}", "--format", "x"], "got '--format'"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, runs, tmp_path, capsys):
+    places = {"empty": str(tmp_path), "runs": str(runs / "runs")}
+    assert cli.main(["report", *(a.format(**places) for a in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_runs_of_other_experiments_and_damaged_ones_are_named(runs, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(runs / "runs", tmp_path / "runs")
+    (victim,) = list((tmp_path / "runs").glob("*/adam-*"))
+    (victim / "metrics.csv").write_text("round,loss\n1\n")
+    assert cli.main(["report", str(tmp_path / "runs")]) == 2
+    assert f"{victim.name} cannot be reported" in capsys.readouterr().err
+    config = (victim / "config.yaml").read_text()
+    (victim / "config.yaml").write_text(config.replace("ways: 5", "ways: 4"))
+    assert cli.main(["report", str(tmp_path / "runs")]) == 2
+    assert "runs of one experiment" in capsys.readouterr().err
+
+
+def test_unfinished_runs_are_left_out(runs, tmp_path):
+    import shutil
+
+    shutil.copytree(runs / "runs", tmp_path / "runs")
+    (unfinished,) = list((tmp_path / "runs").glob("*/adam-*"))
+    (unfinished / "summary.json").unlink()
+    assert read_comparison([Path(tmp_path / "runs")]).labels == ["obbo", "sobow"]
