@@ -125,7 +125,7 @@ def _judge(command: str, arguments: list[str]) -> int:
 
     settings, run, checkpoint = _earlier_run(command, arguments)
     chosen = verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints)
-    module, data, _ = runs.build(settings)
+    module, data, *_ = runs.build(settings)
     trainer = runs.make_trainer(settings, [], logger=False, limit_val_batches=1.0)
     (found,) = getattr(trainer, command)(module, data, ckpt_path=chosen, verbose=False)
     tasks = settings["evaluation"]["tasks"]

@@ -10,6 +10,7 @@ from obbo_lightning.core.inner import ExactSolution, GradientDescent
 from obbo_lightning.core.regularizers import L1, ElasticNet, NoRegularizer, SquaredL2
 from obbo_lightning.streams.fc100 import FC100Stream
 from obbo_lightning.streams.images import ImageFolderStream
+from obbo_lightning.streams.market import MarketStream
 from obbo_lightning.streams.quadratic import QuadraticData
 from obbo_lightning.streams.synthetic import SyntheticStream
 
@@ -35,6 +36,7 @@ PARTS: dict[str, dict[str, type[Any]]] = {
         "synthetic": SyntheticStream,
         "fc100": FC100Stream,
         "images": ImageFolderStream,
+        "market": MarketStream,
         "quadratic": QuadraticData,
     },
 }

@@ -73,13 +73,18 @@ class OnlineBilevelModule(L.LightningModule):
         self.played = played
 
     def evaluate(self, task: Task) -> dict[str, Tensor]:
-        """Loss and scores of a task that nothing is learned from, per lane; state is not touched."""
+        """Loss and scores of a task that nothing is learned from, per lane; state is not touched.
+
+        It is λ that is judged: where the problem knows β̂(λ), that is used and not what an inner solver makes of it.
+        """
         outer = self.outer.detach()
         oracle = Oracle(self.problem, outer, task, Key(self.seed, -1))
-        first = self.warm.inner
-        if first is None and self.algorithm.inner.carries:
-            first = self.problem.initial_inner(outer, task)
-        inner = self.algorithm.inner(oracle, first)
+        inner = self.problem.solution(outer, task)
+        if inner is None:
+            first = self.warm.inner
+            if first is None and self.algorithm.inner.carries:
+                first = self.problem.initial_inner(outer, task)
+            inner = self.algorithm.inner(oracle, first)
         return {"loss": oracle.outer_loss(inner), **self.problem.scores(outer, inner, task)}
 
     def validation_step(self, task: Task, batch_idx: int) -> None:

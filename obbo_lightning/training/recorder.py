@@ -141,8 +141,8 @@ class Recorder(L.Callback):
         for i in range(len(self.test)):
             task = module.transfer_batch_to_device(self.test[i], module.device, 0)
             task = module.trainer.precision_plugin.convert_input(task)
-            values.append(module.evaluate(task)[self.metric].mean())
-        return torch.stack(values).tolist() if values else []
+            values.append(module.evaluate(task)[self.metric])
+        return torch.cat(values).tolist() if values else []
 
     def _remember(self, signum: int, frame: FrameType | None) -> None:
         if self._signal:  # asked twice: at once

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
+import polars as pl
+import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
@@ -22,6 +24,7 @@ from obbo_lightning.core.validation import at_least
 from obbo_lightning.experiments.figures import draw_figures
 from obbo_lightning.training.dashboards import finish_logger, make_logger
 from obbo_lightning.training.datamodule import StreamDataModule
+from obbo_lightning.training.lanes import LaneRecorder
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.progress import RoundProgress
 from obbo_lightning.training.recorder import Recorder, mean_and_error
@@ -42,6 +45,7 @@ class Parts(NamedTuple):
     module: OnlineBilevelModule
     data: StreamDataModule
     metric: str
+    lanes: pl.DataFrame | None = None
 
 
 def build(settings: Settings) -> Parts:
@@ -67,7 +71,7 @@ def build(settings: Settings) -> Parts:
     data = StreamDataModule(
         stream.train, settings["rounds"], stream.validation, stream.test[:tasks], tasks, settings["workers"]
     )
-    return Parts(module, data, stream.metric)
+    return Parts(module, data, stream.metric, getattr(stream, "lanes", None))
 
 
 def _require_trainer(settings: Settings) -> None:
@@ -108,14 +112,17 @@ def fit(
     """
     began = time.perf_counter()
     console = Console(quiet=quiet)
-    module, data, metric = parts or build(settings)
+    module, data, metric, lanes = parts or build(settings)
     recorder = Recorder(run, data.test, metric, settings["evaluation"]["every"], settings["checkpoint"]["every"])
     write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
     logger = make_logger(settings, run, console)
     shown = [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
-    trainer = make_trainer(settings, [recorder, *shown, *callbacks], logger or False)
+    many = [] if lanes is None else [LaneRecorder(run, lanes)]
+    trainer = make_trainer(settings, [*many, recorder, *shown, *callbacks], logger or False)
     console.print(f"run directory {run.path}")
     trainer.fit(module, data, ckpt_path=checkpoint)
+    for lane_recorder in many:
+        lane_recorder.write(module, {f"test_{metric}": recorder.tested})
     figures = draw_figures(run.metrics, run.figures, metric, mean_and_error(recorder.untrained)[0], _title(settings))
     summary = summarise_run(settings, run, recorder, recorder.seconds_before + time.perf_counter() - began)
     run.write_summary(summary)
@@ -167,7 +174,7 @@ def summarise_run(settings: Settings, run: RunDirectory, recorder: Recorder, sec
     """The numbers of a run that people compare."""
     table, metric = read_table(run.metrics), recorder.metric
     untrained, final = mean_and_error(recorder.untrained), mean_and_error(recorder.tested)
-    better = -1 if metric == "loss" else 1
+    better = 1 if metric == "accuracy" else -1
     gain = mean_and_error([better * (b - a) for a, b in zip(recorder.untrained, recorder.tested, strict=True)])
     last = {name: values[-1] for name, values in table.items()}
     recent = table[metric][-100:]
@@ -182,6 +189,7 @@ def summarise_run(settings: Settings, run: RunDirectory, recorder: Recorder, sec
         f"untrained_test_{metric}_se": untrained[1],
         f"test_{metric}": _known(final[0]),
         f"test_{metric}_se": final[1],
+        **_middle(f"test_{metric}", recorder.tested),
         "gain": _known(gain[0]),
         "gain_se": gain[1],
         f"stream_{metric}": _known(sum(table[metric]) / len(table[metric])),
@@ -190,6 +198,13 @@ def summarise_run(settings: Settings, run: RunDirectory, recorder: Recorder, sec
         "skipped": int(sum(table["skipped"])),
         "seconds": round(seconds, 3),
     }
+
+
+def _middle(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Median and median absolute deviation, which outliers do not move."""
+    numbers = torch.tensor(values, dtype=torch.float64)
+    median = numbers.quantile(0.5)
+    return {f"{name}_median": float(median), f"{name}_mad": float((numbers - median).abs().quantile(0.5))}
 
 
 def print_summary(console: Console, settings: Settings, summary: dict[str, Any], figures: list[Path]) -> None:

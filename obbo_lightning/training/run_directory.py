@@ -18,6 +18,8 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
         self.figures = path / "figures"
+        self.lanes = path / "lanes.npz"
+        self.events = path / "events.csv"
 
     @classmethod
     def create(cls, output: str, experiment: str, algorithm: str) -> "RunDirectory":

@@ -1,0 +1,172 @@
+"""Online hyperparameter optimization on market events: every event is a lane."""
+
+import warnings
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.problem import Task
+from obbo_lightning.core.randomness import derive_seed
+from obbo_lightning.core.validation import at_least, one_of, positive
+from obbo_lightning.problems.spline import SmoothingSpline, spline_task
+from obbo_lightning.streams.market_data import (
+    BadEvent,
+    cut_event,
+    detect_events,
+    read_events,
+    read_prices,
+    series_of,
+    simulate_market,
+)
+from obbo_lightning.streams.tasks import TaskSequence
+
+SIMULATED = 40
+
+
+class RollingSubsets(TaskSequence):
+    """Task t: observations [t, t + length) of every lane, a view, split and standardised by its training part.
+
+    Args:
+        values: ``[observations, lanes]``.
+        training: which observations of a subset are for training ``[length]``.
+        rounds: how many subsets.
+    """
+
+    def __init__(self, values: Tensor, training: Tensor, rounds: int) -> None:
+        self.values = values
+        self.training = training
+        self.length = rounds
+
+    def task(self, t: int) -> Task:
+        return spline_task(self.values[t : t + len(self.training)].T, training=self.training, standardise=True)
+
+
+class MarketStream:
+    """A smoothing spline's weight for each event, on the prices that lead to it; judged on the prices that follow.
+
+    Round t sees the observations [t, t + subset) of the ``subset + subsets`` that end with the event's bar. Afterwards
+    the last ``subset`` of them are fitted and the ``horizon`` next ones forecast.
+
+    Args:
+        prices: parquet or CSV with columns ticker, timestamp, close; None simulates some.
+        events: parquet or CSV with columns ticker, timestamp; ``auto`` finds jumps in the prices.
+        subset: observations of a round.
+        subsets: rounds.
+        horizon: observations to forecast.
+        validation: ``stride`` takes every fifth observation, ``random`` a fifth of the interior ones, by the seed.
+        stride: one in how many is for validation.
+        offset: the first of them, with ``stride``.
+        transform: of prices: ``log`` or ``none``; subsets are standardised in any case.
+        start: λ_1 of every event.
+        on_bad_event: ``raise``, or ``skip`` and say which.
+        threshold: of ``auto``: robust standard deviations that make a jump.
+        lookback: of ``auto``: bars that the deviation is taken from.
+        gap: of ``auto``: least bars between two events of a ticker.
+        seed: of the random validation and of simulated prices.
+    """
+
+    problem_type: ClassVar[type[SmoothingSpline]] = SmoothingSpline
+    metric: ClassVar[str] = "mse"
+
+    def __init__(
+        self,
+        prices: str | None = None,
+        events: str = "auto",
+        subset: int = 700,
+        subsets: int = 600,
+        horizon: int = 120,
+        validation: str = "stride",
+        stride: int = 5,
+        offset: int = 2,
+        transform: str = "log",
+        start: float = 0.1,
+        on_bad_event: str = "raise",
+        threshold: float = 8.0,
+        lookback: int = 500,
+        gap: int = 130,
+        seed: int = 0,
+    ) -> None:
+        at_least("data.subset", subset, 4)
+        at_least("data.subsets", subsets, 1)
+        at_least("data.horizon", horizon, 1)
+        at_least("data.lookback", lookback, 2)
+        at_least("data.gap", gap, 1)
+        positive("data.threshold", threshold)
+        one_of("data.transform", transform, ("log", "none"))
+        one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
+        self.start = positive("data.start", start)
+        training = training_mask(subset, validation, stride, offset, seed)
+        before = subset + subsets
+        if prices is None:
+            table, named = simulate_market(SIMULATED, before, horizon, seed)
+            source = "simulated prices"
+        else:
+            table, source = read_prices(Path(prices)), prices
+            named = (
+                detect_events(table, threshold, lookback, gap, before, horizon)
+                if events == "auto"
+                else read_events(Path(events))
+            )
+        if named.is_empty():
+            raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
+        raw, chosen, self.skipped = _cut_all(table, named, source, before, horizon, on_bad_event)
+        values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
+        self.train = RollingSubsets(values, training, subsets)
+        self.validation = [spline_task(values[subsets:before].T, training=training, standardise=True)]
+        after = torch.arange(subset + horizon) < subset
+        self.test = [spline_task(values[subsets:].T, training=after, standardise=True)]
+        self.lanes = chosen.with_columns(naive_mse=pl.Series(_naive(self.test[0]).tolist()))
+
+    def problem(self) -> SmoothingSpline:
+        """The problem that these tasks belong to."""
+        return SmoothingSpline()
+
+    def initial_outer(self, problem: SmoothingSpline, seed: int) -> Tensor:
+        """λ_1."""
+        return torch.full((len(self.lanes), 1), self.start, dtype=torch.float64)
+
+
+def training_mask(subset: int, validation: str, stride: int, offset: int, seed: int) -> Tensor:
+    """Which observations of a subset are for training; the same in every round."""
+    one_of("data.validation", validation, ("stride", "random"))
+    at_least("data.stride", stride, 2)
+    place = torch.arange(subset)
+    if validation == "stride":
+        if not 0 <= offset < stride:
+            raise ValueError(f"data.offset must lie in 0..{stride - 1}, below data.stride, got {offset}")
+        return place % stride != offset
+    generator = torch.Generator().manual_seed(derive_seed(seed, "validation"))
+    held = 1 + torch.randperm(subset - 2, generator=generator)[: subset // stride]
+    return ~torch.isin(place, held)
+
+
+def _cut_all(
+    prices: pl.DataFrame, events: pl.DataFrame, source: str, before: int, after: int, on_bad_event: str
+) -> tuple[np.ndarray, pl.DataFrame, list[BadEvent]]:
+    """Prices ``[before + after, events]``, the events, and those that were left out."""
+    series = series_of(prices, events["ticker"].unique().to_list(), source)
+    columns, kept, bad = [], [], []
+    times = events["timestamp"].to_numpy()
+    for i, ticker in enumerate(events["ticker"]):
+        found = cut_event(series.get(ticker), ticker, times[i], before, after)
+        if isinstance(found, BadEvent):
+            bad.append(found)
+            if on_bad_event == "raise":
+                raise ValueError(f"{found} (data.on_bad_event skip leaves it out)")
+        else:
+            columns.append(found)
+            kept.append(i)
+    if not kept:
+        raise ValueError(f"data.events must leave at least one event that can be used; {bad[0]}")
+    if bad:
+        warnings.warn(f"{len(bad)} of {len(events)} events skipped: {'; '.join(map(str, bad))}", stacklevel=2)
+    return np.ascontiguousarray(np.stack(columns, axis=1)), events[kept].select("ticker", "timestamp"), bad
+
+
+def _naive(test: Task) -> Tensor:
+    """The error of forecasting the last value."""
+    return (test["validation_values"] - test["values"][:, -1:]).square().mean(-1)

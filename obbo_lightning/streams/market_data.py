@@ -1,0 +1,176 @@
+"""Prices and events from files, checked; events found in the prices; prices and events made up."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from obbo_lightning.core.randomness import derive_seed
+
+PRICE_COLUMNS = ("ticker", "timestamp", "close")
+EVENT_COLUMNS = ("ticker", "timestamp")
+
+
+class BadEvent(NamedTuple):
+    """An event that cannot be used, and why."""
+
+    ticker: str
+    timestamp: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"event {self.ticker} {self.timestamp}: {self.reason}"
+
+
+class Series(NamedTuple):
+    """The prices of one ticker, or what is wrong with them."""
+
+    timestamps: NDArray[np.datetime64]
+    prices: NDArray[np.float64]
+    fault: str | None
+
+
+def read_prices(path: Path) -> pl.DataFrame:
+    """A long table of ticker, timestamp and close, with the number of each row in its file."""
+    table = _read(path, "data.prices", PRICE_COLUMNS)
+    if not table.schema["close"].is_numeric():
+        raise ValueError(f"{path}: close must be numbers, got {table.schema['close']}")
+    return table.with_columns(pl.col("close").cast(pl.Float64)).with_row_index("row", offset=1)
+
+
+def read_events(path: Path) -> pl.DataFrame:
+    """A table of ticker and timestamp."""
+    return _read(path, "data.events", EVENT_COLUMNS)
+
+
+def _read(path: Path, key: str, columns: tuple[str, ...]) -> pl.DataFrame:
+    if not path.is_file():
+        raise ValueError(f"{key} must be a parquet or CSV file, got {str(path)!r}, which does not exist")
+    kind = "CSV" if path.suffix.lower() in (".csv", ".txt") else "parquet"
+    try:
+        table = pl.read_csv(path, try_parse_dates=True) if kind == "CSV" else pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from None
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise ValueError(f"{path} must have the columns {', '.join(columns)}, and has no {', '.join(missing)}")
+    if table.is_empty():
+        raise ValueError(f"{path} must have rows, and is empty")
+    table = table.select(pl.col("ticker").cast(pl.String), *(pl.col(name) for name in columns[1:]))
+    if table.schema["timestamp"] == pl.String:
+        table = table.with_columns(pl.col("timestamp").str.to_datetime(strict=False))
+    if not table.schema["timestamp"].is_temporal():
+        raise ValueError(f"{path}: timestamp must be dates and times, got {table.schema['timestamp']}")
+    table = table.with_columns(pl.col("timestamp").cast(pl.Datetime("us")))
+    for name in ("ticker", "timestamp"):
+        if table[name].null_count():
+            row = int(table[name].is_null().arg_true()[0]) + 1
+            raise ValueError(f"{path}, row {row}: {name} must be there and readable, and is not")
+    return table
+
+
+def series_of(prices: pl.DataFrame, tickers: list[str], source: str) -> dict[str, Series]:
+    """Each ticker's prices in time, with the first fault in them."""
+    wanted = prices.filter(pl.col("ticker").is_in(tickers))
+    return {
+        str(key[0]): _series(part, f"{source}, ticker {key[0]}")
+        for key, part in wanted.partition_by("ticker", as_dict=True, include_key=False).items()
+    }
+
+
+def _series(part: pl.DataFrame, where: str) -> Series:
+    times, closes, rows = part["timestamp"].to_numpy(), part["close"].to_numpy(), part["row"].to_numpy()
+    fault = None
+    bad = ~(np.isfinite(closes) & (closes > 0))
+    steps = np.diff(times)
+    if bad.any():
+        first = int(bad.argmax())
+        fault = f"{where}, row {rows[first]}: a price must be a positive number, got {closes[first]}"
+    elif (steps <= np.timedelta64(0)).any():
+        first = int((steps <= np.timedelta64(0)).argmax())
+        rule = "occur once" if steps[first] == np.timedelta64(0) else "increase"
+        fault = f"{where}, row {rows[first + 1]}: timestamps must {rule}, got {_when(times[first + 1])}"
+    return Series(times, closes, fault)
+
+
+def cut_event(
+    series: Series | None, ticker: str, when: np.datetime64, before: int, after: int
+) -> NDArray[np.float64] | BadEvent:
+    """The ``before`` prices up to and including the event's bar and the ``after`` ones behind it, or what is wrong.
+
+    The event's bar is the last one that is not later than the event.
+    """
+    if series is None:
+        return BadEvent(ticker, _when(when), "the ticker must be in the prices, and is not")
+    if series.fault:
+        return BadEvent(ticker, _when(when), series.fault)
+    first, last = series.timestamps[0], series.timestamps[-1]
+    if not first <= when <= last:
+        return BadEvent(ticker, _when(when), f"must lie in the prices, {_when(first)} to {_when(last)}, and does not")
+    bar = int(np.searchsorted(series.timestamps, when, side="right")) - 1
+    if bar + 1 < before:
+        return BadEvent(ticker, _when(when), f"must have {before} prices up to it, and has {bar + 1}")
+    if len(series.prices) - bar - 1 < after:
+        return BadEvent(
+            ticker, _when(when), f"must have {after} prices after it, and has {len(series.prices) - bar - 1}"
+        )
+    return series.prices[bar + 1 - before : bar + 1 + after]
+
+
+def detect_events(
+    prices: pl.DataFrame, threshold: float = 8.0, lookback: int = 500, gap: int = 130, before: int = 0, after: int = 0
+) -> pl.DataFrame:
+    """Jumps, from the prices alone and without look-ahead.
+
+    A bar's return is its log price minus the one before, minus the median of all tickers' returns at that time. It is a
+    jump where its absolute value is at least ``threshold`` times 1.4826 times the median absolute return of the
+    ``lookback`` bars before it, and an event where the last event of the ticker is at least ``gap`` bars away, with
+    ``before`` bars up to it and ``after`` behind it.
+    """
+    adjusted = pl.col("raw") - pl.col("raw").median().over("timestamp")
+    earlier = pl.col("size").shift(1).rolling_median(lookback, min_samples=lookback).over("ticker")
+    table = (
+        prices.with_columns(raw=pl.col("close").log().diff().over("ticker"))
+        .with_columns(size=adjusted.abs())
+        .with_columns(score=pl.col("size") / (1.4826 * earlier))
+        .with_columns(bar=pl.int_range(pl.len()).over("ticker"), bars=pl.len().over("ticker"))
+    )
+    jumps = table.filter(
+        pl.col("score").is_finite()
+        & (pl.col("score") >= threshold)
+        & (pl.col("bar") + 1 >= before)
+        & (pl.col("bars") - pl.col("bar") - 1 >= after)
+    )
+    kept: list[int] = []
+    last: dict[str, int] = {}
+    for i, (ticker, bar) in enumerate(jumps.select("ticker", "bar").iter_rows()):
+        if bar - last.get(ticker, -math.inf) >= gap:
+            kept.append(i)
+            last[ticker] = bar
+    return jumps[kept].select("ticker", "timestamp", "score").sort("timestamp", "ticker")
+
+
+def simulate_market(events: int, before: int, after: int, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Made-up prices, one ticker for each event: quiet and restless regimes, a jump at the event, noise on top."""
+    rng = np.random.default_rng(derive_seed(seed, "market") % 2**63)
+    count = before + after
+    start = np.datetime64("2021-01-04T09:30:00", "us")
+    times = start + np.arange(count) * np.timedelta64(1, "h")
+    tables = []
+    for number in range(events):
+        restless = np.cumsum(rng.random(count) < 0.01) % 2 == 1
+        steps = rng.normal(size=count) * np.where(restless, 0.010, 0.003)
+        steps[before - 1] += rng.choice([-1, 1]) * rng.uniform(0.05, 0.15)
+        steps[before:] += rng.normal() * 3e-4  # what follows a jump drifts
+        close = 100 * np.exp(np.cumsum(steps) + 0.002 * rng.normal(size=count))
+        tables.append(pl.DataFrame({"ticker": f"SIM{number:03d}", "timestamp": times, "close": close}))
+    prices = pl.concat(tables).with_row_index("row", offset=1)
+    at_event = prices.filter(pl.col("timestamp") == times[before - 1])
+    return prices, at_event.select("ticker", "timestamp")
+
+
+def _when(moment: np.datetime64) -> str:
+    return str(moment.astype("datetime64[s]")).replace("T", " ")

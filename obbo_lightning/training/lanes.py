@@ -1,0 +1,68 @@
+"""What a run with many lanes leaves behind besides the medians of metrics.csv."""
+
+from typing import Any
+
+import lightning as L
+import numpy as np
+import polars as pl
+import torch
+
+from obbo_lightning.training.module import OnlineBilevelModule
+from obbo_lightning.training.run_directory import RunDirectory
+
+EVERY = 100
+
+
+class LaneRecorder(L.Callback):
+    """``lanes.npz``: every lane's regret every 100 rounds; ``events.csv``: what became of each lane.
+
+    It must stand before the recorder that writes checkpoints: what it has seen goes with them.
+
+    Args:
+        run: where to write.
+        lanes: what each lane is called, a row each.
+    """
+
+    def __init__(self, run: RunDirectory, lanes: pl.DataFrame) -> None:
+        self.run = run
+        self.lanes = lanes
+        self.rounds: list[int] = []
+        self.regret: list[torch.Tensor] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The regrets so far."""
+        return {"rounds": self.rounds, "regret": self.regret}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue behind the checkpoint's."""
+        self.rounds, self.regret = list(state_dict["rounds"]), list(state_dict["regret"])
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Remember this round if it is one to remember."""
+        rounds = trainer.global_step
+        if rounds % EVERY == 0 or rounds == trainer.num_training_batches:
+            regret = _played(pl_module).step.regret["euclidean"]
+            self.rounds.append(rounds)
+            self.regret.append(regret.detach().cpu().clone())
+
+    def write(self, module: OnlineBilevelModule, tested: dict[str, list[float]]) -> None:
+        """Write both files; ``tested`` are columns of one number a lane."""
+        np.savez_compressed(self.run.lanes, rounds=np.array(self.rounds), regret=torch.stack(self.regret).numpy())
+        step = _played(module).step
+        columns = {
+            "weight": module.outer.detach()[:, 0].tolist(),
+            "regret": self.regret[-1].tolist(),
+            "gradient_norm": step.hypergradient.norm(dim=-1).tolist(),
+            **tested,
+        }
+        self.lanes.with_columns(**{name: pl.Series(values) for name, values in columns.items()}).write_csv(
+            self.run.events
+        )
+
+
+def _played(module: L.LightningModule) -> Any:
+    if not isinstance(module, OnlineBilevelModule) or module.played is None:
+        raise RuntimeError("a batch ended without a round")
+    return module.played
