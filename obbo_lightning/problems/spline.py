@@ -96,9 +96,11 @@ def spline_task(
     rows = values.T  # sites first: rows are taken whole
     seen, held = rows[training], rows[~training]
     if standardise:
-        deviation, mean = torch.std_mean(seen, dim=0, correction=0)
+        mean = seen.mean(0)
+        seen, held = seen - mean, held - mean
+        deviation = seen.square().mean(0).sqrt()
         deviation = deviation.where(deviation > 0, 1.0)
-        seen, held = (seen - mean) / deviation, (held - mean) / deviation
+        seen, held = seen / deviation, held / deviation
     return {
         "sites": sites[training],
         "values": seen.T,

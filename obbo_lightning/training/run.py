@@ -213,6 +213,11 @@ def print_summary(console: Console, settings: Settings, summary: dict[str, Any],
     table = Table(title=_title(settings), show_header=False)
     table.add_row(f"untrained test {metric}", _with_error(summary, f"untrained_test_{metric}"))
     table.add_row(f"test {metric} after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
+    if metric != "accuracy":  # errors have long tails
+        table.add_row(
+            "its median ± median absolute deviation",
+            f"{summary[f'test_{metric}_median']:.3f} ± {summary[f'test_{metric}_mad']:.3f}",
+        )
     table.add_row(f"gain, paired on {summary['test_tasks']} test tasks", _with_error(summary, "gain"))
     recent = min(100, summary["rounds"])
     table.add_row(f"stream {metric}, last {recent} rounds", _shown(summary[f"stream_{metric}_last_100"]))

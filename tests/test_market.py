@@ -1,0 +1,307 @@
+"""Market events: from files to forecasts."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from toy import F64, SIX
+
+from obbo_lightning import OBBO, Box, ClosedForm, cli, online
+from obbo_lightning.streams.market import MarketStream, training_mask
+from obbo_lightning.streams.market_data import detect_events, simulate_market
+from obbo_lightning.training.run_directory import RunDirectory
+
+ROOT = Path(__file__).parents[1]
+REAL = ROOT.parent / "shared" / "data" / "market"
+SMALL = {"subset": 30, "subsets": 20, "horizon": 10}
+FLAGS = ["--config", str(ROOT / "configs" / "market.yaml"), "--rounds", "20", "--checkpoint.every", "5"]
+FLAGS += [word for key, value in SMALL.items() for word in (f"--data.{key}", str(value))]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three tickers of 80 bars, an event in the 60th of each; returns paths of both files."""
+    prices, events = simulate_market(3, 60, 20, seed=1)
+    prices.drop("row").write_parquet(tmp_path / "prices.parquet")
+    events.write_csv(tmp_path / "events.csv")
+    return tmp_path / "prices.parquet", tmp_path / "events.csv"
+
+
+def small_stream(files, **settings):
+    return MarketStream(str(files[0]), str(files[1]), **{**SMALL, **settings})
+
+
+def read_rows(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def algorithm(**settings):
+    return OBBO(lr=1e-2, window=3, hypergradient=ClosedForm(), domain=Box(1e-6, 1e6), **settings)
+
+
+def play(stream, rounds, lanes=slice(None)):
+    tasks = [{k: v[lanes] if v.ndim == 2 else v for k, v in stream.train[t].items()} for t in range(rounds)]
+    return list(online(stream.problem(), algorithm(), tasks, stream.initial_outer(None, 0)[lanes]))
+
+
+def test_rounds_are_rolling_views_that_end_before_the_event(files):
+    stream = small_stream(files, transform="none")
+    prices = pl.read_parquet(files[0]).partition_by("ticker")
+    raw = np.stack([p["close"].to_numpy() for p in prices], axis=1)[10:70]  # 50 up to the event, 10 behind
+    assert np.array_equal(stream.train.values.numpy(), raw)
+    assert len(stream.train) == 20
+    task, mask = stream.train[7], stream.train.training
+    window = raw[7:37]
+    mean, deviation = window[mask].mean(0), window[mask].std(0)
+    assert np.allclose(task["values"].numpy().T, (window[mask] - mean) / deviation)
+    assert np.allclose(task["validation_values"].numpy().T, (window[~mask] - mean) / deviation)
+    assert task["sites"].tolist() == [i for i in range(30) if i % 5 != 2]
+    test = stream.test[0]
+    mean, deviation = raw[20:50].mean(0), raw[20:50].std(0)
+    assert np.allclose(test["values"].numpy().T, (raw[20:50] - mean) / deviation)
+    assert np.allclose(test["validation_values"].numpy().T, (raw[50:] - mean) / deviation)
+    assert test["validation_sites"].tolist() == list(range(30, 40))
+
+
+def test_nothing_of_the_future_is_looked_at(files):
+    known, poisoned = small_stream(files), small_stream(files)
+    t = 9
+    poisoned.train.values[t + 30 :] = torch.nan
+    one, two = play(known, t + 1), play(poisoned, t + 1)
+    assert torch.equal(one[-1].step.outer, two[-1].step.outer)
+    assert bool(
+        torch.isnan(poisoned.train[t + 1]["values"]).any() or torch.isnan(poisoned.train[t + 3]["values"]).any()
+    )
+
+
+def test_an_event_alone_equals_the_event_among_others(files):
+    stream = small_stream(files)
+    together = play(stream, 20)[-1].step.outer
+    for lane in range(3):
+        assert torch.equal(play(stream, 20, slice(lane, lane + 1))[-1].step.outer[0], together[lane])
+    pl.read_csv(files[1])[1:2].write_csv(files[1])
+    assert torch.equal(play(small_stream(files), 20)[-1].step.outer[0], together[1])
+
+
+def test_validation_by_stride_and_at_random():
+    stride = training_mask(30, "stride", 5, 2, 0)
+    assert (~stride).nonzero().flatten().tolist() == [2, 7, 12, 17, 22, 27]
+    one, again, other = (training_mask(30, "random", 5, 2, seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert int((~one).sum()) == 6
+    assert bool(one[0])
+    assert bool(one[-1])  # the interior only
+
+
+def jump_table(jumps, bars=400, tickers=6):
+    rng = np.random.default_rng(0)
+    times = np.datetime64("2021-01-04T00:00:00", "us") + np.arange(bars) * np.timedelta64(1, "h")
+    market = 0.02 * rng.normal(size=bars)  # all of them share it: it must not count
+    tables = []
+    for k in range(tickers):
+        steps = market + 0.001 * rng.normal(size=bars)
+        for bar, size in jumps.get(k, []):
+            steps[bar] += size
+        close = 50 * np.exp(np.cumsum(steps))
+        tables.append(pl.DataFrame({"ticker": f"T{k}", "timestamp": times, "close": close}))
+    return pl.concat(tables), times
+
+
+def test_auto_finds_what_was_planted_and_nothing_else():
+    table, times = jump_table({1: [(200, 0.05), (230, -0.05), (330, 0.05)], 4: [(50, 0.05), (300, -0.04)]})
+    found = detect_events(table, threshold=8, lookback=100, gap=60)
+    expected = [("T1", times[200]), ("T4", times[300]), ("T1", times[330])]  # 230 is too near, 50 has no past
+    assert [(t, np.datetime64(w)) for t, w in found.select("ticker", "timestamp").iter_rows()] == expected
+    room = detect_events(table, threshold=8, lookback=100, gap=60, before=250, after=80)
+    assert room["ticker"].to_list() == ["T4"]
+
+
+def test_auto_does_not_look_ahead():
+    table, times = jump_table({1: [(200, 0.05)], 2: [(390, 0.05)]})
+    whole = detect_events(table, lookback=100)
+    past = detect_events(table.filter(pl.col("timestamp") <= times[250]), lookback=100)
+    assert whole.filter(pl.col("timestamp") <= times[250]).equals(past)
+    assert len(whole) == 2
+
+
+def spoil(column, value, row=25):
+    def change(table):
+        values = table[column].to_list()
+        values[row] = value
+        return table.with_columns(pl.Series(column, values, dtype=table.schema[column]))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (spoil("close", float("nan")), "ticker SIM000, row 26: a price must be a positive number, got nan"),
+        (spoil("close", -3.0), "ticker SIM000, row 26: a price must be a positive number, got -3.0"),
+        (spoil("close", 0.0, 100), "ticker SIM001, row 101: a price must be a positive number, got 0.0"),
+        (lambda t: t[[*range(26), 25, *range(26, len(t))]], "row 27: timestamps must occur once"),
+        (lambda t: t[[*range(24), 25, 24, *range(26, len(t))]], "row 26: timestamps must increase"),
+        (lambda t: t.filter(pl.col("ticker") != "SIM001"), "event SIM001 2021-01-06 20:30:00: the ticker must be in"),
+        (lambda t: t[20:], "event SIM000 2021-01-06 20:30:00: must have 50 prices up to it, and has 40"),
+        (
+            lambda t: pl.concat([t[:65], t[80:]]),
+            "event SIM000 2021-01-06 20:30:00: must have 10 prices after it, and has 5",
+        ),
+        (
+            lambda t: pl.concat([t[:40], t[80:]]),
+            "must lie in the prices, 2021-01-04 09:30:00 to 2021-01-06 00:30:00, and does not",
+        ),
+    ],
+)
+def test_bad_prices_are_one_line_and_skipped_on_request(files, tmp_path, change, message, capsys):
+    change(pl.read_parquet(files[0])).write_parquet(files[0])
+    flags = [*FLAGS, "--data.prices", str(files[0]), "--data.events", str(files[1]), "--output", str(tmp_path / "runs")]
+    assert cli.main(["fit", *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+    with pytest.warns(UserWarning, match="events skipped: event SIM00"):
+        stream = small_stream(files, on_bad_event="skip")
+    assert len(stream.skipped) == 1
+    assert len(stream.lanes) == 2
+    assert message in str(stream.skipped[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p, e: p.unlink(), "prices.parquet', which does not exist"),
+        (lambda p, e: p.write_text("no parquet"), "prices.parquet cannot be read as parquet"),
+        (lambda p, e: pl.read_parquet(p).drop("close").write_parquet(p), "and has no close"),
+        (lambda p, e: pl.read_parquet(p)[:0].write_parquet(p), "prices.parquet must have rows, and is empty"),
+        (lambda p, e: pl.read_parquet(p).cast({"close": pl.String}).write_parquet(p), "close must be numbers"),
+        (lambda p, e: e.write_text(""), "events.csv cannot be read as CSV"),
+        (lambda p, e: e.write_text("ticker,timestamp\n"), "events.csv must have rows, and is empty"),
+        (lambda p, e: e.write_text("ticker,when\nA,2021-01-01\n"), "and has no timestamp"),
+        (lambda p, e: e.write_text("ticker,timestamp\nSIM000,soon\n"), "row 1: timestamp must be there and readable"),
+        (lambda p, e: e.write_text("ticker,timestamp\nSIM000,7\n"), "timestamp must be dates and times, got Int64"),
+        (lambda p, e: e.write_text("ticker,timestamp\nNONE,2021-01-06 20:30:00\n"), "the ticker must be in the prices"),
+    ],
+)
+@pytest.mark.parametrize("on_bad_event", ["raise", "skip"])
+def test_bad_files_are_one_line(files, tmp_path, make, message, on_bad_event, capsys):
+    make(*files)
+    flags = [
+        *FLAGS,
+        "--data.prices",
+        str(files[0]),
+        "--data.events",
+        str(files[1]),
+        "--data.on_bad_event",
+        on_bad_event,
+    ]
+    assert cli.main(["fit", *flags, "--output", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data.subset", "3"], "data.subset must be an integer of at least 4, got 3"),
+        (["--data.validation", "last"], "data.validation must be one of stride, random, got 'last'"),
+        (["--data.offset", "5"], "data.offset must lie in 0..4, below data.stride, got 5"),
+        (["--data.transform", "sqrt"], "data.transform must be one of log, none"),
+        (["--data.start", "0"], "data.start must be"),
+        (["--rounds", "21"], "rounds must be at most the stream's 20 tasks, got 21"),
+    ],
+)
+def test_impossible_settings_are_one_line(flags, message, capsys):
+    assert cli.main(["fit", *FLAGS, *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_csv_prices_are_parquet_prices(files, tmp_path):
+    pl.read_parquet(files[0]).write_csv(tmp_path / "prices.csv", datetime_format="%Y-%m-%d %H:%M:%S")
+    one, two = small_stream(files), small_stream((tmp_path / "prices.csv", files[1]))
+    assert torch.allclose(one.train.values, two.train.values, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*SIX, "entropy"])
+def test_every_algorithm_plays_the_market(name, tmp_path, capsys):
+    config = ROOT / "configs" / ("market_entropy.yaml" if name == "entropy" else "market.yaml")
+    chosen = [] if name == "entropy" else ["--algorithm", name]
+    assert cli.main(["fit", *FLAGS, "--config", str(config), *chosen, "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*/*")
+    run = RunDirectory(path)
+    rows = read_rows(run.events)
+    assert list(rows[0]) == ["ticker", "timestamp", "naive_mse", "weight", "regret", "gradient_norm", "test_mse"]
+    assert len(rows) == 40
+    weights = np.array([float(row["weight"]) for row in rows])
+    assert (weights > 0).all()
+    assert not np.allclose(weights, 0.1, atol=1e-9)
+    with np.load(run.lanes) as lanes:
+        rounds, kept = lanes["rounds"], lanes["regret"]
+    assert rounds.tolist() == [20]
+    assert kept.shape == (1, 40)
+    last = read_rows(run.metrics)[-1]
+    regrets = np.array([float(row["regret"]) for row in rows])
+    assert np.array_equal(regrets, kept[-1])
+    lower = np.sort(regrets)[19]  # torch's median of an even number is the lower one
+    assert float(last["regret/euclidean"]) == pytest.approx(lower, rel=1e-12)
+    summary = json.loads(run.summary.read_text())
+    errors = np.array([float(row["test_mse"]) for row in rows])
+    assert summary["test_mse"] == pytest.approx(errors.mean(), rel=1e-6)
+    assert summary["test_mse_median"] == pytest.approx(np.median(errors), rel=1e-6)
+    assert summary["test_mse_mad"] == pytest.approx(np.median(np.abs(errors - np.median(errors))), rel=1e-6)
+
+
+def test_the_forecast_error_is_that_of_the_spline_drawn_by_hand(files):
+    stream = small_stream(files, transform="none")
+    problem, weight = stream.problem(), torch.full((3, 1), 2.0, dtype=F64)
+    test = stream.test[0]
+    found = problem.scores(weight, problem.solution(weight, test), test)["mse"]
+    for lane in range(3):
+        y = test["values"][lane].numpy()
+        stiffness = np.diff(np.eye(30), axis=0).T @ np.diff(np.eye(30), axis=0)
+        last = np.linalg.solve(np.eye(30) + 2.0 * stiffness, y)[-1]
+        assert float(found[lane]) == pytest.approx(np.mean((test["validation_values"][lane].numpy() - last) ** 2))
+
+
+def test_a_market_run_that_was_stopped_goes_on_exactly(tmp_path):
+    import shutil
+
+    arguments = ["fit", *FLAGS, "--output", str(tmp_path / "whole")]
+    assert cli.main(arguments) == 0
+    (whole,) = (tmp_path / "whole").glob("*/*")
+    cut = tmp_path / "cut"
+    shutil.copytree(whole, cut)
+    for name in ("summary.json", "events.csv", "lanes.npz"):
+        (cut / name).unlink()
+    for old in (cut / "checkpoints").glob("round-00000020*"):
+        old.unlink()
+    assert cli.main(["resume", str(cut)]) == 0
+    for name in ("metrics.csv", "events.csv"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    with np.load(cut / "lanes.npz") as one, np.load(whole / "lanes.npz") as two:
+        assert np.array_equal(one["regret"], two["regret"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "prices.parquet").exists(), reason="needs ../shared/data/market/prices.parquet")
+def test_on_the_real_events_obbo_has_the_lowest_median_regret_and_error(tmp_path):
+    found = {}
+    for name in ("obbo", "sobow", "oagd", "adam"):
+        flags = ["--config", str(ROOT / "configs" / "market.yaml"), "--algorithm", name]
+        flags += ["--data.prices", str(REAL / "prices.parquet"), "--data.events", str(REAL / "events.csv")]
+        assert cli.main(["fit", *flags, "--output", str(tmp_path / name)]) == 0
+        (path,) = (tmp_path / name).glob("*/*")
+        found[name] = json.loads((path / "summary.json").read_text())
+        assert len(read_rows((path / "events.csv"))) == 440
+    for key in ("regret_euclidean", "test_mse_median"):
+        assert min(found, key=lambda name: found[name][key]) == "obbo"
