@@ -302,6 +302,6 @@ def test_on_the_real_events_obbo_has_the_lowest_median_regret_and_error(tmp_path
         assert cli.main(["fit", *flags, "--output", str(tmp_path / name)]) == 0
         (path,) = (tmp_path / name).glob("*/*")
         found[name] = json.loads((path / "summary.json").read_text())
-        assert len(read_rows((path / "events.csv"))) == 440
+        assert len(read_rows(path / "events.csv")) == 440
     for key in ("regret_euclidean", "test_mse_median"):
         assert min(found, key=lambda name: found[name][key]) == "obbo"
