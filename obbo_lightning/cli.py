@@ -13,7 +13,7 @@ USAGE = """usage: obbo COMMAND [flags]
   resume RUN_DIR      go on with a run that was stopped, exactly where it was [--checkpoint FILE]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report
   test RUN_DIR        adapt a run's outer variable to test tasks and report
-  report DIR [DIR...] tables and figures of all finished runs in there [--output DIR] [--title TEXT]
+  report DIR [DIR...] tables and figures of all finished runs in there [--output DIR] [--title TEXT] [--event 'AMD DAY']
 
   obbo fit --help     every flag of the chosen algorithm, data and trainer
   obbo fit --config configs/default.yaml --algorithm sobow --algorithm.window 25 --seed 3
@@ -138,7 +138,7 @@ def _judge(command: str, arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    options: dict[str, str | None] = {"--output": None, "--title": None}
+    options: dict[str, str | None] = {"--output": None, "--title": None, "--event": None}
     paths: list[Path] = []
     rest = list(arguments)
     while rest:
@@ -148,7 +148,9 @@ def _report(arguments: list[str]) -> int:
             if options[word] is None:
                 raise ValueError(f"{word} needs a value, got none")
         elif word.startswith("-"):
-            raise ValueError(f"report takes DIR [DIR...], --output DIR and --title TEXT, got {word!r}")
+            raise ValueError(
+                f"report takes DIR [DIR...], --output DIR, --title TEXT and --event 'TICKER DAY', got {word!r}"
+            )
         else:
             paths.append(Path(word))
     if not paths:
@@ -159,7 +161,9 @@ def _report(arguments: list[str]) -> int:
     from obbo_lightning.experiments.report import write_report
 
     output = Path(options["--output"] or paths[0])
-    written = write_report(paths, output, options["--title"] or paths[0].resolve().name)
+    ticker, _, day = (options["--event"] or "").partition(" ")
+    event = (ticker, day) if options["--event"] else None
+    written = write_report(paths, output, options["--title"] or paths[0].resolve().name, event)
     console = Console()
     console.print(Markdown((output / "table.md").read_text()))
     for path in written:

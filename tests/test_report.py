@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from obbo_lightning import cli
-from obbo_lightning.experiments.comparison import _labels, read_comparison
+from obbo_lightning.experiments.comparison import finished_runs, read_comparison, tell_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 FAST = ["--evaluation.every", "2", "--evaluation.tasks", "2", "--problem.filters", "3", "--data.image_size", "16"]
@@ -71,12 +71,12 @@ def test_a_report_is_made_again_from_its_own_csv_files(report, tmp_path):
 
 def test_variants_of_an_algorithm_are_told_apart():
     one = {"name": "obbo", "lr": 1e-4, "inner": {"steps": 3}}
-    assert _labels([one, {**one, "lr": 1e-2}, {"name": "adam", "lr": 1.0}]) == [
+    assert tell_apart([one, {**one, "lr": 1e-2}, {"name": "adam", "lr": 1.0}]) == [
         "obbo, lr = 0.0001",
         "obbo, lr = 0.01",
         "adam",
     ]
-    assert _labels([one, {**one, "inner": {"steps": 4}}])[1] == "obbo, inner.steps = 4"
+    assert tell_apart([one, {**one, "inner": {"steps": 4}}])[1] == "obbo, inner.steps = 4"
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,55 @@ def test_unfinished_runs_are_left_out(runs, tmp_path):
     shutil.copytree(runs / "runs", tmp_path / "runs")
     (unfinished,) = list((tmp_path / "runs").glob("*/adam-*"))
     (unfinished / "summary.json").unlink()
-    assert read_comparison([Path(tmp_path / "runs")]).labels == ["obbo", "sobow"]
+    assert read_comparison(finished_runs([Path(tmp_path / "runs")])).labels == ["obbo", "sobow"]
+
+
+MARKET = ["--config", str(Path(__file__).parents[1] / "configs" / "market.yaml"), "--rounds", "20"]
+MARKET += ["--data.subset", "30", "--data.subsets", "20", "--data.horizon", "10"]
+
+
+@pytest.fixture(scope="module")
+def market(tmp_path_factory):
+    root = tmp_path_factory.mktemp("market")
+    for algorithm, window in (("sobow", "3"), ("obbo", "3"), ("obbo", "1"), ("adam", None)):
+        flags = ["--algorithm", algorithm] + (["--algorithm.window", window] if window else [])
+        assert cli.main(["fit", *MARKET, *flags, "--output", str(root / "runs")]) == 0
+    event = ["--event", "SIM003 2021-01-06"]
+    assert cli.main(["report", str(root / "runs"), "--output", str(root / "out"), *event]) == 0
+    return root
+
+
+def test_the_market_table_is_what_numpy_makes_of_the_events(market):
+    lines = (market / "out" / "table.md").read_text().splitlines()
+    rows = {cells[0]: cells for cells in ([c.strip() for c in line.strip("|").split("|")] for line in lines[2:])}
+    assert list(rows) == ["obbo, window = 1", "obbo, window = 3", "sobow", "adam", "last value"]
+    (mine,) = [p for p in (market / "runs").glob("*/obbo-*") if "window: 1\n" in (p / "config.yaml").read_text()]
+    (theirs,) = (market / "runs").glob("*/sobow-*")
+    errors, others = (columns(p / "events.csv", "test_mse") for p in (mine, theirs))
+    median = np.median(errors)
+    expected = [errors.mean(), errors.std(ddof=1) / 40**0.5, median, np.median(np.abs(errors - median))]
+    assert rows["obbo, window = 1"][1:5] == [f"{value:.4f}" for value in expected]
+    assert rows["sobow"][5] == f"{np.median(columns(theirs / 'events.csv', 'regret')):.3f}"
+    assert rows["sobow"][7] == f"{(errors < others).sum()} / {(errors > others).sum()}"
+    naive = columns(mine / "events.csv", "naive_mse")
+    assert rows["last value"][1] == f"{naive.mean():.4f}"
+
+
+def test_the_market_figures_are_there_and_are_made_again(market, tmp_path):
+    names = {p.name for p in (market / "out").iterdir()}
+    drawn = {"regret.png", "gradient_norms.png", "forecast_errors.png", "SIM003_subsets.png", "SIM003_forecasts.png"}
+    assert drawn | {"events.csv", "regret.csv", "table.md"} == names
+    assert cli.main(["report", str(market / "out"), "--output", str(tmp_path)]) == 0
+    assert len(list(tmp_path.iterdir())) == 6  # one event alone needs its prices
+    mine, again = (p.read_text().splitlines() for p in (market / "out" / "table.md", tmp_path / "table.md"))
+    assert mine[2].split("|")[1:4] == again[2].split("|")[1:4]
+
+
+def test_mistakes_in_market_reports_are_one_line(market, tmp_path, capsys):
+    runs = str(market / "runs")
+    assert cli.main(["report", runs, "--output", str(tmp_path), "--event", "AMD 2021-11-08"]) == 2
+    assert "--event must be one of the 40 events, got AMD 2021-11-08" in capsys.readouterr().err
+    assert cli.main(["fit", *MARKET, "--data.horizon", "9", "--output", str(tmp_path / "other")]) == 0
+    capsys.readouterr()
+    assert cli.main(["report", runs, str(tmp_path / "other"), "--output", str(tmp_path)]) == 2
+    assert "runs of one experiment" in capsys.readouterr().err

@@ -39,6 +39,7 @@ ROUND_COLUMNS = {
     "hypergradient_norm": pl.Float64,
     "residual": pl.Float64,
 }
+MAY_DIFFER = ("root", "start")  # of the data of runs that are compared
 # In tables and legends: the paper's, then the others'.
 ORDER = ("obbo", "sobbo", "sobow", "oagd", "adam", "sgdm", "maml", "anil")
 
@@ -62,23 +63,21 @@ class Comparison(NamedTuple):
     @property
     def labels(self) -> list[str]:
         """Algorithms (and what tells two of the same apart), the paper's first."""
-        pairs = self.runs.select("algorithm", "label").unique(maintain_order=True).rows()
-        return [label for _, label in sorted(pairs, key=lambda pair: (_place(pair[0]), pair[1]))]
+        return sorted_labels(self.runs["label"].unique(maintain_order=True).to_list())
 
 
-def read_comparison(paths: Sequence[Path]) -> Comparison:
-    """From run directories, wherever they are under ``paths``, or from the two CSV files of an earlier report."""
-    if len(paths) == 1 and (paths[0] / "runs.csv").is_file():
-        return Comparison(
-            pl.read_csv(paths[0] / "runs.csv", schema_overrides=RUN_COLUMNS),
-            pl.read_csv(paths[0] / "rounds.csv", schema_overrides=ROUND_COLUMNS),
-        )
-    finished = [run for run in _runs(paths) if run.finished]
-    if not finished:
+def finished_runs(paths: Sequence[Path]) -> list[RunDirectory]:
+    """All of them, wherever they are under ``paths``."""
+    found = [run for run in _runs(paths) if run.finished]
+    if not found:
         raise ValueError(f"report needs finished runs, and found none in {', '.join(map(str, paths))}")
+    return found
+
+
+def read_comparison(finished: Sequence[RunDirectory]) -> Comparison:
+    """From finished run directories."""
     settings = [yaml.safe_load(run.config.read_text()) for run in finished]
-    _require_one_experiment(finished, settings)
-    labels = _labels([s["algorithm"] for s in settings])
+    labels = label_runs(finished, settings)
     rows, rounds = [], []
     for run, setting, label in zip(finished, settings, labels, strict=True):
         row, table = _read_run(run, setting, label)
@@ -102,31 +101,36 @@ def _runs(paths: Sequence[Path]) -> Iterator[RunDirectory]:
         yield from (RunDirectory(config.parent) for config in sorted(path.rglob("config.yaml")))
 
 
-def _require_one_experiment(runs: Sequence[RunDirectory], settings: Sequence[dict[str, Any]]) -> None:
-    first, first_data = runs[0], _without(settings[0]["data"], "root")
-    for run, setting in zip(runs, settings, strict=True):
-        if _without(setting["data"], "root") != first_data or setting.get("problem") != settings[0].get("problem"):
+def label_runs(runs: Sequence[RunDirectory], settings: Sequence[dict[str, Any]]) -> list[str]:
+    """The algorithm's name, with whatever tells it from others of that name; refuses runs of several experiments."""
+    alike = [({k: v for k, v in s["data"].items() if k not in MAY_DIFFER}, s.get("problem")) for s in settings]
+    for run, one in zip(runs, alike, strict=True):
+        if one != alike[0]:
             raise ValueError(
-                f"report needs runs of one experiment, got other data or problem in {run.path} than in {first.path}"
+                f"report needs runs of one experiment, got other data or problem in {run.path} than in {runs[0].path}"
             )
+    return tell_apart([{**s["algorithm"], "start": s["data"].get("start")} for s in settings])
 
 
-def _labels(algorithms: Sequence[dict[str, Any]]) -> list[str]:
-    """The algorithm's name, with whatever tells it from others of that name."""
+def tell_apart(algorithms: Sequence[dict[str, Any]]) -> list[str]:
+    """Names, followed by the settings in which those of the same name differ.
+
+    >>> tell_apart([{"name": "obbo", "lr": 0.1}, {"name": "obbo", "lr": 0.2}, {"name": "adam", "lr": 0.1}])
+    ['obbo, lr = 0.1', 'obbo, lr = 0.2', 'adam']
+    """
     flat = [dict(_leaves(a)) for a in algorithms]
     labels = []
     for one in flat:
         same = [other for other in flat if other["name"] == one["name"]]
-        different = [k for k in one if any(other.get(k) != one[k] for other in same)]
-        labels.append(
-            ", ".join(
-                [
-                    one["name"],
-                    *(f"{k} = {one[k]:g}" if isinstance(one[k], float) else f"{k} = {one[k]}" for k in different),
-                ]
-            )
-        )
+        different = [key for key in one if any(other.get(key) != one[key] for other in same)]
+        values = {key: f"{one[key]:g}" if isinstance(one[key], float) else str(one[key]) for key in different}
+        labels.append(", ".join([one["name"], *(f"{key} = {value}" for key, value in values.items())]))
     return labels
+
+
+def sorted_labels(labels: Sequence[str]) -> list[str]:
+    """The paper's algorithms first."""
+    return sorted(labels, key=lambda label: (_place(label.partition(",")[0]), label))
 
 
 def _read_run(run: RunDirectory, settings: dict[str, Any], label: str) -> tuple[dict[str, Any], pl.DataFrame]:
@@ -198,10 +202,6 @@ def _with_error(row: dict[str, Any], name: str, digits: int) -> str:
 
 def _place(algorithm: str) -> int:
     return ORDER.index(algorithm) if algorithm in ORDER else len(ORDER)
-
-
-def _without(settings: dict[str, Any], key: str) -> dict[str, Any]:
-    return {k: v for k, v in settings.items() if k != key}
 
 
 def _leaves(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

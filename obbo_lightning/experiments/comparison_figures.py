@@ -1,5 +1,6 @@
 """Figures of several algorithms: regret, gradient norms, stream score, test score."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -28,10 +29,10 @@ def draw_comparison(comparison: Comparison, directory: Path, title: str) -> list
     ]
 
 
-def look_of(comparison: Comparison, label: str) -> tuple[str, str]:
-    """Colour and line style: the algorithm's colour, and a style for each of its variants."""
+def look_of(labels: Sequence[str], label: str) -> tuple[str, str]:
+    """Colour and line style: the algorithm's colour, and a style for each of its variants among ``labels``."""
     algorithm = label.partition(",")[0]
-    variants = [other for other in comparison.labels if other.partition(",")[0] == algorithm]
+    variants = [other for other in labels if other.partition(",")[0] == algorithm]
     return COLOURS.get(algorithm, "#444444"), STYLES[variants.index(label) % len(STYLES)]
 
 
@@ -59,7 +60,7 @@ def _lines(
             width = max(1, min(50, len(rounds) // 4))
             values = np.stack([np.convolve(v, np.ones(width) / width, mode="valid") for v in values])
             rounds = rounds[width - 1 :]
-        colour, style = look_of(comparison, label)
+        colour, style = look_of(comparison.labels, label)
         mean = values.mean(axis=0)
         axes.plot(rounds, mean, style, color=colour, label=label)
         if len(values) > 1:
@@ -86,7 +87,7 @@ def _norms(comparison: Comparison, path: Path, title: str) -> Path:
     positive = np.concatenate([n[n > 0] for n in norms.values()])
     bins = np.geomspace(positive.min(), positive.max() * 1.001, 50)
     for label, axes in zip(labels, rows[:, 0], strict=True):
-        axes.hist(norms[label], bins=bins, color=look_of(comparison, label)[0], density=False)
+        axes.hist(norms[label], bins=bins, color=look_of(comparison.labels, label)[0], density=False)
         axes.axvline(float(np.median(norms[label])), color="#444444", linewidth=1, linestyle=":")
         axes.set_xscale("log")
         axes.set_yticks([])
@@ -108,7 +109,7 @@ def _tests(comparison: Comparison, path: Path, title: str) -> Path:
         rounds = np.concatenate([[0], means["round"].to_numpy()])
         values = np.concatenate([[runs["untrained_test"].mean()], means["test"].to_numpy()])
         errors = np.concatenate([[np.nan], means["error"].fill_null(np.nan).to_numpy()])
-        colour, style = look_of(comparison, label)
+        colour, style = look_of(comparison.labels, label)
         apart = (i - (len(comparison.labels) - 1) / 2) * last / 200  # error bars must not hide each other
         axes.errorbar(
             rounds + apart,

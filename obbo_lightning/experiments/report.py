@@ -3,23 +3,72 @@
 from pathlib import Path
 
 import polars as pl
+import yaml
 
-from obbo_lightning.experiments.comparison import as_markdown, final_table, read_comparison
+from obbo_lightning.experiments.comparison import (
+    ROUND_COLUMNS,
+    RUN_COLUMNS,
+    Comparison,
+    as_markdown,
+    final_table,
+    finished_runs,
+    read_comparison,
+)
 from obbo_lightning.experiments.comparison_figures import draw_comparison
+from obbo_lightning.experiments.market_report import (
+    MarketComparison,
+    draw_event,
+    draw_market,
+    market_markdown,
+    read_market,
+)
 
 
-def write_report(paths: list[Path], output: Path, title: str) -> list[Path]:
-    """Write runs.csv, rounds.csv, table.md and the figures; returns what was written.
+def write_report(paths: list[Path], output: Path, title: str, event: tuple[str, str] | None = None) -> list[Path]:
+    """Write two CSV files, table.md and the figures; returns what was written.
 
-    The two CSV files hold everything that the rest is made of: ``report`` on a folder with them draws it again.
+    The CSV files hold everything that the rest is made of: ``report`` on a folder with them draws it again.
+
+    Args:
+        paths: folders with finished runs somewhere below, or one folder with an earlier report.
+        output: where to write.
+        title: of the figures.
+        event: ticker and day of a market event to draw by itself.
     """
-    comparison = read_comparison(paths)
+    found = _earlier(paths[0]) if len(paths) == 1 else None
+    extra: list[Path] = []
+    if found is None:
+        runs = finished_runs(paths)
+        market = yaml.safe_load(runs[0].config.read_text())["data"]["name"] == "market"
+        found = read_market(runs) if market else read_comparison(runs)
+        output.mkdir(parents=True, exist_ok=True)
+        if market and event:
+            extra = draw_event(runs, *event, output)
     output.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, table in comparison._asdict().items():
+    for name, table in found._asdict().items():
         six_digits = table.with_columns(pl.col(pl.Float64).round_sig_figs(6))
         six_digits.write_csv(output / f"{name}.csv")
         written.append(output / f"{name}.csv")
-    table = output / "table.md"
-    table.write_text(as_markdown(final_table(comparison), comparison.metric))
-    return [*written, table, *draw_comparison(comparison, output, title)]
+    table_file = output / "table.md"
+    if isinstance(found, MarketComparison):
+        table_file.write_text(market_markdown(found))
+        figures = draw_market(found, output, title)
+    else:
+        table_file.write_text(as_markdown(final_table(found), found.metric))
+        figures = draw_comparison(found, output, title)
+    return [*written, table_file, *figures, *extra]
+
+
+def _earlier(path: Path) -> Comparison | MarketComparison | None:
+    """What an earlier report left, where there is one."""
+    if (path / "runs.csv").is_file():
+        return Comparison(
+            pl.read_csv(path / "runs.csv", schema_overrides=RUN_COLUMNS),
+            pl.read_csv(path / "rounds.csv", schema_overrides=ROUND_COLUMNS),
+        )
+    if (path / "regret.csv").is_file():
+        return MarketComparison(
+            pl.read_csv(path / "events.csv", try_parse_dates=True), pl.read_csv(path / "regret.csv")
+        )
+    return None
