@@ -175,8 +175,8 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypa
 
     monkeypatch.setattr(np, "savez_compressed", full_disk)
     fc100.load_cifar100.cache_clear()
-    with pytest.raises(OSError, match="No space left"):
-        fc100.load_cifar100(tmp_path)
+    with pytest.warns(UserWarning, match="cifar100.npz cannot be written \\(No space left on device\\)"):
+        assert len(fc100.load_cifar100(tmp_path).images) == 1200
     assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-python"]
 
 

@@ -1,8 +1,9 @@
 """(I + λK) β = y for many lanes at once, K the stiffness of a chain: one factorisation gives β and dβ/dλ."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,13 +27,20 @@ def solve_chain(values: Tensor, stiffness: Tensor, weight: Tensor) -> tuple[Tens
     if values.device.type == "cpu" and values.dtype == torch.float64:
         # [n, lanes]: the recurrence runs along n and vectorises over lanes. A copy only where memory is not like that.
         y = values.detach().T.contiguous().numpy()
-        solution, derivative = _solve_compiled(y, stiffness.contiguous().numpy(), weight.detach().contiguous().numpy())
+        solution, derivative = _compiled()(y, stiffness.contiguous().numpy(), weight.detach().contiguous().numpy())
         return torch.from_numpy(solution).T, torch.from_numpy(derivative).T
     return _solve_anywhere(values.detach(), stiffness, weight.detach())
 
 
-@numba.njit(cache=True)
-def _solve_compiled(values: Array, stiffness: Array, weight: Array) -> Any:
+@cache
+def _compiled() -> Callable[..., Any]:
+    import numba  # takes most of a second: only for those who need it
+
+    compiled: Callable[..., Any] = numba.njit(cache=True)(_solve_rows)
+    return compiled
+
+
+def _solve_rows(values: Array, stiffness: Array, weight: Array) -> Any:
     n, lanes = values.shape
     inverse = np.empty((n, lanes))  # of the pivots
     solution, derivative = np.empty((n, lanes)), np.empty((n, lanes))

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -87,7 +88,10 @@ def load_cifar100(root: Path) -> Cifar100:
     if cache.exists():
         return _read_npz(cache)
     data = _read_pickles(root)
-    _write_npz(cache, data)
+    try:
+        _write_npz(cache, data)
+    except OSError as error:  # a read-only folder, a full disk: the data are there all the same
+        warnings.warn(f"{cache} cannot be written ({error.strerror}): the pickles will be read again", stacklevel=2)
     return data
 
 
