@@ -207,7 +207,7 @@ def test_real_rounds(algorithm, tmp_path, monkeypatch):
     rounds = 5 if algorithm == "oagd" else 30
     flags = ["--config", str(CONFIG), "--data.root", str(REAL), "--algorithm", algorithm, "--rounds", str(rounds)]
     try:
-        assert cli.main(["fit", *flags, "--evaluation.tasks", "2"]) == 0
+        assert cli.main(["fit", *flags, "--evaluation.tasks", "2", "--problem.filters", "32"]) == 0
     finally:
         torch.set_num_threads(1)
     (run,) = (tmp_path / "runs" / "fc100").iterdir()
