@@ -343,3 +343,13 @@ def test_a_round_can_be_played_by_hand():
         warm = play(stream.problem, algorithm, step, task, warm, Key(0, t)).estimate.warm
     whole = list(online(stream.problem, algorithm, stream, stream.initial_outer()))[-1]
     assert torch.equal(step.outer.detach(), whole.step.outer)
+
+
+def test_both_losses_of_a_round_are_those_before_the_outer_variable_moved():
+    stream = QuadraticStream(rounds=4, lanes=2)
+    outer = stream.initial_outer()
+    for t, played in enumerate(online(stream.problem, OBBO(lr=0.1, window=2, inner=INNER), stream, outer)):
+        inner = played.estimate.inner
+        assert torch.equal(played.inner_loss, stream.problem.inner_loss(outer, inner, stream[t]))
+        assert torch.equal(played.estimate.loss, stream.problem.outer_loss(outer, inner, stream[t]))
+        outer = played.step.outer

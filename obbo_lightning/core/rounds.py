@@ -70,12 +70,14 @@ class Round(NamedTuple):
     Attributes:
         estimate: of the round's own task.
         step: what became of it.
+        inner_loss: g_t(λ_t, β_{t+1}) on the round's own task ``[lanes]``.
         scores: what else the problem reports of λ_t on the round's own task, such as accuracy ``[lanes]``.
         calls: oracle calls of the whole round, past tasks included.
     """
 
     estimate: Estimate
     step: StepRecord
+    inner_loss: Tensor
     scores: dict[str, Tensor]
     calls: dict[str, int]
 
@@ -231,11 +233,13 @@ def play(problem: Problem, algorithm: Algorithm, step: OuterStep, task: Task, wa
     if algorithm.hypergradient.contracts:
         _warn_if_diverging(torch.stack([e.residual for e in estimates]))
     exact = newest.hypergradient if algorithm.hypergradient.exact else _exact_hypergradient(problem, outer, task)
+    with torch.no_grad():  # to be reported, not learned from
+        inner_loss = problem.inner_loss(outer, newest.inner, problem.laid_out(task))
     scores = problem.scores(outer, newest.inner, task)
     record = step(torch.stack([e.hypergradient for e in estimates]), exact)
     step.memory.keep([(past, e.warm) for (past, _), e in zip(recalled, estimates, strict=True)])
     calls = {name: sum(e.calls[name] for e in estimates) for name in newest.calls}
-    return Round(newest, record, scores, calls)
+    return Round(newest, record, inner_loss, scores, calls)
 
 
 def require_fit(problem: Problem, algorithm: Algorithm) -> None:

@@ -55,7 +55,7 @@ class Recorder(L.Callback):
         scores = [] if metric == "loss" else [metric]
         self.metrics = RoundTable(
             run.metrics,
-            ["round", "loss", *scores, f"test_{metric}", f"test_{metric}_se"]
+            ["round", "loss", "inner_loss", *scores, f"test_{metric}", f"test_{metric}_se"]
             + [f"regret/{name}" for name in REGRETS]
             + [*NUMBERS, *COUNTS],
         )
@@ -155,6 +155,7 @@ def summarise(played: Round, window_fill: int) -> dict[str, float | int | None]:
     step = played.step
     per_lane: dict[str, Tensor | None] = {
         "loss": played.estimate.loss,
+        "inner_loss": played.inner_loss,
         **played.scores,
         **{f"regret/{name}": step.regret[name] for name in REGRETS},
         "hypergradient_norm": step.hypergradient.norm(dim=-1),
