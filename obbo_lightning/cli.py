@@ -1,4 +1,4 @@
-"""The command line: fit, resume, validate, test, report. Every mistake is one line and exit code 2."""
+"""The command line: fit, resume, validate, test, compare, report. Every mistake is one line and exit code 2."""
 
 import sys
 import traceback
@@ -10,10 +10,11 @@ from typing import Any
 USAGE = """usage: obbo COMMAND [flags]
 
   fit                 play an online stream; with no flags, the embedded default
-  resume RUN_DIR      go on with a run that was stopped, exactly where it was [--checkpoint FILE]
+  resume RUN_DIR...   go on with runs that were stopped, exactly where they were [--checkpoint FILE]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report
   test RUN_DIR        adapt a run's outer variable to test tasks and report
-  report DIR [DIR...] tables and figures of all finished runs in there [--output DIR] [--title TEXT] [--event 'AMD DAY']
+  compare             a grid of runs, resumable: --config configs/compare/default.yaml [--jobs N] [--dry_run]
+  report DIR [DIR...] tables and figures of all finished runs [--output DIR] [--title TEXT] [--event 'AMD DAY']
 
   obbo fit --help     every flag of the chosen algorithm, data and trainer
   obbo fit --config configs/default.yaml --algorithm sobow --algorithm.window 25 --seed 3
@@ -35,7 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command != "fit" and {"-h", "--help"} & set(arguments):
         print(USAGE, end="")
         return 0
-    commands = {"fit": _fit, "resume": _resume, "validate": _validate, "test": _test, "report": _report}
+    commands = {
+        "fit": _fit,
+        "resume": _resume,
+        "validate": _validate,
+        "test": _test,
+        "report": _report,
+        "compare": _compare,
+    }
     if command not in commands:
         from difflib import get_close_matches
 
@@ -77,15 +85,90 @@ def _fit(arguments: list[str]) -> int:
 
 
 def _resume(arguments: list[str]) -> int:
-    from obbo_lightning.training.checkpoints import newest_checkpoint, verify_checkpoint
+    from obbo_lightning.training.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 
+    several = [word for word in arguments if not word.startswith("-")]
+    if len(several) > 1 and len(several) == len(arguments):
+        return max(_resume_caught([directory]) for directory in several)
     settings, run, checkpoint = _earlier_run("resume", arguments)
     if run.finished:
         return _refuse(f"{run.path} is finished: it has a {run.summary.name}")
-    chosen = verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints)
+    if checkpoint:
+        chosen: Path | None = verify_checkpoint(checkpoint)
+    else:
+        # A run that was stopped before its first checkpoint begins again.
+        chosen = newest_checkpoint(run.checkpoints) if list_checkpoints(run.checkpoints) else None
     from obbo_lightning.training.run import build
 
     return _play(settings, run, chosen, build(settings))
+
+
+def _resume_caught(arguments: list[str]) -> int:
+    """One of several: its failure is not the others'; a signal ends all of them."""
+    try:
+        code = _resume(arguments)
+    except ValueError as refusal:
+        return _refuse(str(refusal))
+    if code >= 128:
+        raise SystemExit(code)
+    return code
+
+
+def _compare(arguments: list[str]) -> int:
+    rest, jobs, dry_run, files, output = list(arguments), "1", False, [], "runs/compare"
+    flags: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        key, equals, value = word.partition("=")
+        if key == "--dry_run" and not equals:
+            dry_run = True
+        elif key in ("--config", "--jobs", "--output"):
+            if not equals and not rest:
+                raise ValueError(f"{key} needs a value, got none")
+            value = value if equals else rest.pop(0)
+            if key == "--config":
+                files.append(value)
+            elif key == "--jobs":
+                jobs = value
+            else:
+                output = value
+        else:
+            flags.append(word)
+    if len(files) != 1:
+        raise ValueError(f"compare needs one --config FILE, got {' '.join(files) or 'none'}")
+    if not jobs.isdigit() or int(jobs) < 1:
+        raise ValueError(f"--jobs must be an integer of at least 1, got {jobs!r}")
+    from rich.console import Console
+
+    from obbo_lightning.experiments import compare
+    from obbo_lightning.experiments.grid import read_grid
+
+    console = Console()
+    grid = read_grid(Path(files[0]), flags)
+    root = Path(output) / grid.name
+    if dry_run:
+        for cell in grid.cells:
+            state = "finished" if (root / cell.name / "summary.json").is_file() else f"{cell.settings['rounds']} rounds"
+            console.print(f"{cell.name}: {state}", soft_wrap=True, highlight=False)
+        waiting = [cell for cell in grid.cells if not (root / cell.name / "summary.json").is_file()]
+        minutes = compare.estimate_seconds(waiting, int(jobs)) / 60
+        console.print(
+            f"{len(waiting)} of {len(grid.cells)} cells to play, about {minutes:.1f} minutes with --jobs {jobs}"
+        )
+        return 0
+    runs = compare.prepare(grid, root)
+    try:
+        failed = compare.run_cells(grid.cells, runs, int(jobs), console)
+    except compare.Interrupted as stop:
+        print(f"obbo: {stop}", file=sys.stderr)
+        return 128 + stop.signum
+    for failure in failed:
+        print(f"obbo: cell {failure.cell} failed: {failure.reason}", file=sys.stderr)
+    console.print(
+        f"{len(runs) - len(failed)} of {len(runs)} cells finished; next: python -m obbo_lightning report {root}",
+        soft_wrap=True,
+    )
+    return 1 if failed else 0
 
 
 def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None, parts: Any) -> int:
@@ -160,7 +243,7 @@ def _report(arguments: list[str]) -> int:
 
     from obbo_lightning.experiments.report import write_report
 
-    output = Path(options["--output"] or paths[0])
+    output = Path(options["--output"] or paths[0] / "report")
     ticker, _, day = (options["--event"] or "").partition(" ")
     event = (ticker, day) if options["--event"] else None
     written = write_report(paths, output, options["--title"] or paths[0].resolve().name, event)

@@ -52,7 +52,7 @@ def _require_sections(layer: Settings) -> None:
 
 def _require_per_algorithm(entries: Any) -> None:
     for name, settings in entries.items():
-        taken = _accepted("algorithm", name)
+        taken = accepted_settings("algorithm", name)
         for key in settings:
             if key not in taken:
                 raise ConfigError(f"per_algorithm.{name} must be of what {name} takes: {', '.join(taken)}; got {key!r}")
@@ -72,7 +72,7 @@ def overlay(base: Settings, layer: Settings, path: str = "") -> Settings:
             below = {"name": below} if where in PARTS and isinstance(below, str) else below
             below = below if isinstance(below, dict) else {}
             if where in PARTS and "name" in value and value["name"] != below.get("name"):
-                below = {k: v for k, v in below.items() if k in _accepted(where, value["name"])}
+                below = {k: v for k, v in below.items() if k in accepted_settings(where, value["name"])}
             value = overlay(below, value, where)
         merged[key] = value
     return merged
@@ -232,7 +232,8 @@ def _at(settings: Settings, path: str) -> Settings:
     return settings
 
 
-def _accepted(path: str, name: str) -> set[str]:
+def accepted_settings(path: str, name: str) -> set[str]:
+    """What the part ``name`` can be given."""
     return set(inspect.signature(part_class(path, name)).parameters)
 
 

@@ -17,7 +17,7 @@ from obbo_lightning.training.run_directory import RunDirectory
 MISTAKES = {
     "unknown command": (
         ["fitt"],
-        "command must be one of fit, resume, validate, test, got 'fitt'; did you mean 'fit'?",
+        "command must be one of fit, resume, validate, test, report, compare, got 'fitt'; did you mean 'fit'?",
     ),
     "unknown key": (
         ["fit", "--algorithm.windw", "3"],
@@ -30,13 +30,16 @@ MISTAKES = {
     ),
     "unknown algorithm": (
         ["fit", "--algorithm", "obo"],
-        "algorithm must be one of adam, oagd, obbo, sgdm, sobbo, sobow, got 'obo'; did you mean 'obbo'?",
+        "algorithm must be one of adam, maml, anil, oagd, obbo, sgdm, sobbo, sobow, got 'obo'; did you mean 'obbo'?",
     ),
     "unknown geometry": (
         ["fit", "--algorithm.geometry", "euclid"],
         "algorithm.geometry must be one of adaptive_diagonal, euclidean, negative_entropy, burg, got 'euclid'",
     ),
-    "unknown data": (["fit", "--data", "imagenet"], "data must be one of synthetic, fc100, quadratic, got 'imagenet'"),
+    "unknown data": (
+        ["fit", "--data", "imagenet"],
+        "data must be one of synthetic, fc100, images, market, quadratic, got 'imagenet'",
+    ),
     "window of adam": (
         ["fit", "--algorithm", "adam", "--algorithm.window", "3"],
         "unknown key 'algorithm.window' (value 3)",
@@ -50,7 +53,7 @@ MISTAKES = {
     "rho": (["fit", "--algorithm.geometry.rho", "0"], "algorithm.geometry.rho must be a positive finite number, got 0"),
     "rounds": (["fit", "--rounds", "0"], "rounds must be an integer of at least 1, got 0"),
     "too many rounds": (["fit", "--rounds", "30000"], "rounds must be at most the stream's 20000 tasks, got 30000"),
-    "ways": (["fit", "--data.ways", "50"], "data.ways must be at most the 20 classes of the split, got 50"),
+    "ways": (["fit", "--data.ways", "50"], "data.ways must be at most the 20 classes of the validation split, got 50"),
     "shots": (["fit", "--data.shots", "0"], "data.shots must be an integer of at least 1, got 0"),
     "order": (["fit", "--data.order", "sorted"], "data.order must be one of iid, drift, got 'sorted'"),
     "tasks": (["fit", "--evaluation.tasks", "0"], "evaluation.tasks must be an integer of at least 1, got 0"),
@@ -151,7 +154,7 @@ def test_another_algorithm_keeps_the_matched_settings(capsys):
     assert found["inner"]["steps"] == 5
     found = printed_config(["--algorithm", "sobbo"], capsys)["algorithm"]
     assert found["hypergradient"]["name"] == "stochastic_neumann"
-    assert found["inner"]["batch_size"] == 15
+    assert found["inner"]["batch_size"] == 20
 
 
 def test_what_print_config_prints_is_a_config(capsys, tmp_path):

@@ -128,6 +128,8 @@ def broken(data, **changes):
             "must be uint8 [n, 32, 32, 3], got uint8 [1200, 16, 32, 3]",
         ),
         (lambda d: broken(d, images=d.images.astype(np.int32)), "got int32"),
+        (lambda d: broken(d, images=np.uint8(3)), "got uint8 []"),
+        (lambda d: broken(d, fine_labels=d.fine_labels.astype(str)), "fine_labels must be integers, got <U"),
         (lambda d: broken(d, fine_labels=d.fine_labels[:-1]), "fine_labels must have shape [1200], got [1199]"),
         (lambda d: broken(d, coarse_labels=d.coarse_labels + 1), "coarse_labels must be below 20, got 20"),
         (lambda d: broken(d, images=d.images // 2), "is not CIFAR-100: its checksum is"),
@@ -197,6 +199,16 @@ def test_drift_moves_through_the_superclasses_of_fc100(root):
     assert torch.equal(stream.test.weights(0), stream.test.weights(50))  # judged on the same mix throughout
 
 
+@pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+@pytest.mark.parametrize("algorithm", SIX)
+def test_every_algorithm_runs_with_the_papers_config_on_small_files(root, tmp_path, algorithm):
+    flags = ["--config", str(CONFIG), "--data.root", str(root), "--algorithm", algorithm, "--rounds", "2"]
+    flags += ["--problem.filters", "4", "--algorithm.inner.steps", "2", "--evaluation.tasks", "2"]
+    assert cli.main(["fit", *flags, "--output", str(tmp_path / "runs")]) == 0
+    (run,) = (tmp_path / "runs" / "fc100").iterdir()
+    assert json.loads((run / "summary.json").read_text())["test_tasks"] == 2
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "cifar100.npz").exists(), reason="needs ../shared/data/cifar100.npz")
 @pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
@@ -223,5 +235,5 @@ def test_real_rounds(algorithm, tmp_path, monkeypatch):
 @pytest.mark.skipif(not (REAL / "cifar100.npz").exists(), reason="needs ../shared/data/cifar100.npz")
 def test_the_real_data_are_what_they_should_be():
     stream = fc100.FC100Stream(str(REAL))
-    assert stream.train.source.smallest == 600
+    assert stream.train.source.smallest(range(100)) == 600
     assert abs(float(torch.cat([stream.train[t]["support"] for t in range(20)]).mean())) < 0.3

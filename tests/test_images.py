@@ -92,6 +92,26 @@ def test_images_of_any_size_are_cropped_and_scaled(tmp_path):
     assert (stream.channels, stream.image_size) == (3, 16)
 
 
+def test_sixteen_bits_keep_their_shades_and_unknown_ranges_are_refused(tmp_path):
+    root = write_folder(tmp_path, channels=1)
+    ramp = np.linspace(0, 65535, 400).reshape(20, 20).astype(np.uint16)
+    Image.fromarray(ramp).save(root / "class00" / "deep.png")
+    stream = small(root)
+    assert len(stream.train.source.images[8].unique()) > 100  # the ninth of the first class, by name
+    Image.fromarray(ramp.astype(np.float32)).save(root / "class00" / "range.tiff")
+    with pytest.raises(ValueError, match=r"range.tiff cannot be read as an image: its pixels are of mode F"):
+        small(root)
+
+
+def test_a_class_that_no_split_uses_may_be_small(tmp_path):
+    labels = np.repeat(np.arange(13), 8)[: 12 * 8 + 1]
+    np.savez(tmp_path / "own.npz", images=pictures(np.random.default_rng(0), len(labels)), labels=labels)
+    lists = {"train_classes": [0, 1, 2], "validation_classes": [3, 4], "test_classes": [5, 6]}
+    assert small(tmp_path / "own.npz", **lists).names[-1] == "9"
+    with pytest.raises(ValueError, match="at most 1 images a class"):
+        small(tmp_path / "own.npz", **{**lists, "test_classes": [5, 12]})
+
+
 @pytest.mark.parametrize("kind", ["folder", "npz"])
 def test_users_images_become_a_run_with_flags_only(tmp_path, kind, capsys):
     path = write_folder(tmp_path / "f", channels=1) if kind == "folder" else write_npz(tmp_path / "own.npz")

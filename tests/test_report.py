@@ -87,10 +87,14 @@ def test_variants_of_an_algorithm_are_told_apart():
         (["{empty}"], "report needs finished runs, and found none in"),
         (["{runs}", "--output"], "--output needs a value"),
         (["{runs}", "--format", "x"], "got '--format'"),
+        (["{runs}", "--event", "AMD 2021-11-08"], "--event needs market runs with their prices"),
+        (["{runs}", "--output", "{file}"], "--output must be a folder that can be made"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, runs, tmp_path, capsys):
-    places = {"empty": str(tmp_path), "runs": str(runs / "runs")}
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    places = {"empty": str(tmp_path / "empty"), "runs": str(runs / "runs"), "file": str(tmp_path / "file")}
     assert cli.main(["report", *(a.format(**places) for a in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -109,6 +113,41 @@ def test_runs_of_other_experiments_and_damaged_ones_are_named(runs, tmp_path, ca
     (victim / "config.yaml").write_text(config.replace("ways: 5", "ways: 4"))
     assert cli.main(["report", str(tmp_path / "runs")]) == 2
     assert "runs of one experiment" in capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_averaged_are_refused(runs, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(runs / "runs", tmp_path / "runs")
+    (adam,) = (tmp_path / "runs").glob("*/adam-*")
+    shutil.copytree(adam, adam.with_name("adam-again"))
+    assert cli.main(["report", str(tmp_path / "runs")]) == 2
+    assert "needs each seed once, got adam with seed 0" in capsys.readouterr().err
+    config = adam.with_name("adam-again") / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("regret_window: 10", "regret_window: 3"))
+    assert cli.main(["report", str(tmp_path / "runs")]) == 2
+    assert "another regret_window" in capsys.readouterr().err
+    config.write_text(text.replace("seed: 0", "seed: 7").replace("rounds: 5", "rounds: 6"))
+    assert cli.main(["report", str(tmp_path / "runs")]) == 2
+    assert "the same rounds for all seeds of adam" in capsys.readouterr().err
+    config.write_text("nothing: 1")
+    assert cli.main(["report", str(tmp_path / "runs")]) == 2
+    assert "its config.yaml has no" in capsys.readouterr().err
+
+
+def test_a_report_beside_its_runs_sees_the_new_ones(runs, tmp_path):
+    import shutil
+
+    shutil.copytree(runs / "runs", tmp_path / "runs")
+    (adam,) = (tmp_path / "runs").glob("*/adam-*")
+    shutil.move(adam, tmp_path / "aside")
+    assert cli.main(["report", str(tmp_path / "runs")]) == 0
+    table = tmp_path / "runs" / "report" / "table.md"
+    assert "adam" not in table.read_text()
+    shutil.move(tmp_path / "aside", adam)
+    assert cli.main(["report", str(tmp_path / "runs")]) == 0
+    assert "adam" in table.read_text()
 
 
 def test_unfinished_runs_are_left_out(runs, tmp_path):
@@ -165,6 +204,14 @@ def test_mistakes_in_market_reports_are_one_line(market, tmp_path, capsys):
     runs = str(market / "runs")
     assert cli.main(["report", runs, "--output", str(tmp_path), "--event", "AMD 2021-11-08"]) == 2
     assert "--event must be one of the 40 events, got AMD 2021-11-08" in capsys.readouterr().err
+    assert (
+        cli.main(["fit", *MARKET, "--seed", "1", "--algorithm.window", "3", "--output", str(tmp_path / "seeds")]) == 0
+    )
+    assert cli.main(["report", runs, str(tmp_path / "seeds"), "--output", str(tmp_path)]) == 2
+    assert "needs the same seeds for all" in capsys.readouterr().err
+    (alone,) = (tmp_path / "seeds").glob("*/*")
+    assert cli.main(["report", str(alone), "--output", str(alone)]) == 2
+    assert "--output must not be a run directory" in capsys.readouterr().err
     assert cli.main(["fit", *MARKET, "--data.horizon", "9", "--output", str(tmp_path / "other")]) == 0
     capsys.readouterr()
     assert cli.main(["report", runs, str(tmp_path / "other"), "--output", str(tmp_path)]) == 2

@@ -130,6 +130,34 @@ def test_beyond_the_last_site_the_spline_is_constant():
     assert SPLINE.predict(inner, task).tolist() == [[2.0, 4.0, 4.0]]
 
 
+def test_sites_may_be_integers_and_a_series_constant():
+    values = torch.full((2, 10), 4.7, dtype=F64)
+    values[1, ::2] = 5.0
+    task = spline_task(values, sites=torch.arange(10), training=torch.arange(10) % 3 != 1, standardise=True)
+    assert task["sites"].dtype == F64
+    assert float(task["validation_values"][0].abs().max()) < 1e-12
+    slope, _ = SPLINE.hypergradient(torch.ones(2, 1, dtype=F64), task)
+    assert bool(slope.isfinite().all())
+
+
+def test_the_solver_works_where_nothing_can_be_cached(monkeypatch):
+    import numba
+
+    from obbo_lightning.problems import tridiagonal
+
+    real = numba.njit
+
+    def without_folder(*arguments, **options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(numba, "njit", without_folder)
+    compiled = tridiagonal._compiled.__wrapped__()
+    solution, _ = compiled(np.ones((3, 1)), np.ones(2), np.ones(1))
+    assert np.allclose(solution, 1)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

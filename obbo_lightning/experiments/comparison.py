@@ -76,7 +76,7 @@ def finished_runs(paths: Sequence[Path]) -> list[RunDirectory]:
 
 def read_comparison(finished: Sequence[RunDirectory]) -> Comparison:
     """From finished run directories."""
-    settings = [yaml.safe_load(run.config.read_text()) for run in finished]
+    settings = [read_settings(run) for run in finished]
     labels = label_runs(finished, settings)
     rows, rounds = [], []
     for run, setting, label in zip(finished, settings, labels, strict=True):
@@ -103,13 +103,46 @@ def _runs(paths: Sequence[Path]) -> Iterator[RunDirectory]:
 
 def label_runs(runs: Sequence[RunDirectory], settings: Sequence[dict[str, Any]]) -> list[str]:
     """The algorithm's name, with whatever tells it from others of that name; refuses runs of several experiments."""
-    alike = [({k: v for k, v in s["data"].items() if k not in MAY_DIFFER}, s.get("problem")) for s in settings]
-    for run, one in zip(runs, alike, strict=True):
-        if one != alike[0]:
+    first = _yardstick(settings[0])
+    for run, setting in zip(runs, settings, strict=True):
+        for key, value in _yardstick(setting).items():
+            if value != first[key]:
+                raise ValueError(
+                    f"report needs runs of one experiment, got another {key} in {run.path} than in {runs[0].path}"
+                )
+    labels = tell_apart([{**s["algorithm"], "start": s["data"].get("start")} for s in settings])
+    seen: dict[tuple[str, int], int] = {}
+    for i, (label, setting) in enumerate(zip(labels, settings, strict=True)):
+        other = seen.setdefault((label, setting["seed"]), i)
+        if other != i:
             raise ValueError(
-                f"report needs runs of one experiment, got other data or problem in {run.path} than in {runs[0].path}"
+                f"report needs each seed once, got {label} with seed {setting['seed']} in {runs[i].path} and in "
+                f"{runs[other].path}"
             )
-    return tell_apart([{**s["algorithm"], "start": s["data"].get("start")} for s in settings])
+        if setting["rounds"] != settings[labels.index(label)]["rounds"]:
+            raise ValueError(
+                f"report needs the same rounds for all seeds of {label}, got {setting['rounds']} in {runs[i].path}"
+            )
+    return labels
+
+
+def _yardstick(settings: dict[str, Any]) -> dict[str, Any]:
+    """What runs must share to be compared."""
+    return {
+        "data": {k: v for k, v in settings["data"].items() if k not in MAY_DIFFER},
+        "problem": settings.get("problem"),
+        "regret_window": settings["regret_window"],
+        "evaluation.tasks": settings["evaluation"]["tasks"],
+    }
+
+
+def read_settings(run: RunDirectory) -> dict[str, Any]:
+    """A run's configuration."""
+    found = yaml.safe_load(run.config.read_text())
+    for key in ("algorithm", "data", "seed", "rounds", "regret_window", "evaluation"):
+        if not isinstance(found, dict) or key not in found:
+            raise ValueError(f"{run.path} cannot be reported: its config.yaml has no {key}")
+    return dict(found)
 
 
 def tell_apart(algorithms: Sequence[dict[str, Any]]) -> list[str]:
@@ -150,21 +183,21 @@ def _read_run(run: RunDirectory, settings: dict[str, Any], label: str) -> tuple[
             pl.col("residual").cast(pl.Float64),
         )
         calls = float((table["gradients"] + table["products"]).mean())  # type: ignore[arg-type]
+        row = {
+            **{name: summary[name] for name in ("algorithm", "seed", "rounds", "metric", "test_tasks", "skipped")},
+            "label": label,
+            "lr": settings["algorithm"].get("lr"),
+            "untrained_test": summary[f"untrained_test_{metric}"],
+            "test": summary[f"test_{metric}"],
+            "test_se": summary[f"test_{metric}_se"],
+            "gain": summary["gain"],
+            "gain_se": summary["gain_se"],
+            "stream_last_100": summary[f"stream_{metric}_last_100"],
+            "regret": summary["regret_euclidean"],
+            "calls": calls,
+        }
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as damage:
         raise ValueError(f"{run.path} cannot be reported: {type(damage).__name__} {damage}") from None
-    row = {
-        **{name: summary[name] for name in ("algorithm", "seed", "rounds", "metric", "test_tasks", "skipped")},
-        "label": label,
-        "lr": settings["algorithm"].get("lr"),
-        "untrained_test": summary[f"untrained_test_{metric}"],
-        "test": summary[f"test_{metric}"],
-        "test_se": summary[f"test_{metric}_se"],
-        "gain": summary["gain"],
-        "gain_se": summary["gain_se"],
-        "stream_last_100": summary[f"stream_{metric}_last_100"],
-        "regret": summary["regret_euclidean"],
-        "calls": calls,
-    }
     return row, rounds
 
 
@@ -197,6 +230,8 @@ def as_markdown(table: pl.DataFrame, metric: str) -> str:
 
 def _with_error(row: dict[str, Any], name: str, digits: int) -> str:
     error = row[f"{name}_over_seeds"]
+    if row[name] is None:
+        return "not finite"
     return f"{row[name]:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 

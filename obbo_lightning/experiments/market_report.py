@@ -8,11 +8,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 import torch
-import yaml
 from matplotlib.axes import Axes
 from scipy.stats import binomtest
 
-from obbo_lightning.experiments.comparison import label_runs, sorted_labels
+from obbo_lightning.experiments.comparison import label_runs, read_settings, sorted_labels
 from obbo_lightning.experiments.comparison_figures import look_of
 from obbo_lightning.experiments.figures import save_figure
 from obbo_lightning.problems.spline import SmoothingSpline
@@ -40,27 +39,48 @@ class MarketComparison(NamedTuple):
 
 
 def read_market(runs: Sequence[RunDirectory]) -> MarketComparison:
-    """From finished run directories."""
-    settings = [yaml.safe_load(run.config.read_text()) for run in runs]
-    events, regret = [], []
-    for run, label in zip(runs, label_runs(runs, settings), strict=True):
+    """From finished run directories; an event's numbers are means over seeds."""
+    settings = [read_settings(run) for run in runs]
+    labels = label_runs(runs, settings)
+    seeds = {
+        label: {s["seed"] for s, other in zip(settings, labels, strict=True) if other == label} for label in labels
+    }
+    first = seeds[labels[0]]
+    for label, found in seeds.items():
+        if found != first:
+            raise ValueError(
+                f"report needs the same seeds for all, got {sorted(found)} for {label}, not {sorted(first)}"
+            )
+    if len(first) > 1 and settings[0]["data"].get("prices") is None:
+        raise ValueError(f"report needs one seed of simulated prices: each simulates others, got {sorted(first)}")
+    tables: dict[str, list[pl.DataFrame]] = {}
+    curves: dict[str, list[np.ndarray]] = {}
+    rounds: dict[str, np.ndarray] = {}
+    for run, label in zip(runs, labels, strict=True):
         try:
-            table = pl.read_csv(run.events, try_parse_dates=True)
-            events.append(table.select(pl.lit(label).alias("label"), *EVENT_COLUMNS))
+            table = pl.read_csv(run.events, try_parse_dates=True, schema_overrides={"ticker": pl.String})
+            tables.setdefault(label, []).append(table.select(pl.lit(label).alias("label"), *EVENT_COLUMNS))
             with np.load(run.lanes) as lanes:
-                rounds, curves = lanes["rounds"], lanes["regret"]
+                rounds[label] = lanes["rounds"]
+                curves.setdefault(label, []).append(lanes["regret"])
         except (OSError, ValueError, KeyError, pl.exceptions.PolarsError) as damage:
             raise ValueError(f"{run.path} cannot be reported: {type(damage).__name__} {damage}") from None
-        median = np.median(curves, axis=1)
-        deviation = np.median(np.abs(curves - median[:, None]), axis=1)
-        regret.append(pl.DataFrame({"label": label, "round": rounds, "median": median, "mad": deviation}))
-    names = [table.select("ticker", "timestamp") for table in events]
-    for run, other in zip(runs, names, strict=True):
-        if not other.equals(names[0]):
+        if not table.select("ticker", "timestamp").equals(tables[labels[0]][0].select("ticker", "timestamp")):
             raise ValueError(
                 f"report needs runs on the same events, got other ones in {run.path} than in {runs[0].path}"
             )
-    return MarketComparison(pl.concat(events), pl.concat(regret))
+    keys = ("label", "ticker", "timestamp")
+    events = [pl.concat(found).group_by(keys, maintain_order=True).mean() for found in tables.values()]
+    return MarketComparison(
+        pl.concat(events),
+        pl.concat([_middle(label, rounds[label], np.mean(found, axis=0)) for label, found in curves.items()]),
+    )
+
+
+def _middle(label: str, rounds: np.ndarray, curves: np.ndarray) -> pl.DataFrame:
+    median = np.median(curves, axis=1)
+    deviation = np.median(np.abs(curves - median[:, None]), axis=1)
+    return pl.DataFrame({"label": label, "round": rounds, "median": median, "mad": deviation})
 
 
 def statistics(comparison: MarketComparison) -> pl.DataFrame:
@@ -180,7 +200,7 @@ def draw_event(runs: Sequence[RunDirectory], ticker: str, day: str, directory: P
     """One event: three of its subsets, and every run's forecast."""
     from obbo_lightning.configuration import build_part
 
-    settings = [yaml.safe_load(run.config.read_text()) for run in runs]
+    settings = [read_settings(run) for run in runs]
     stream = build_part(settings[0], "data", seed=settings[0]["seed"])
     chosen = stream.lanes.with_row_index("lane").filter(
         (pl.col("ticker") == ticker) & (pl.col("timestamp").dt.strftime("%Y-%m-%d") == day)

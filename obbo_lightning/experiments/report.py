@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import polars as pl
-import yaml
 
 from obbo_lightning.experiments.comparison import (
     ROUND_COLUMNS,
@@ -13,6 +12,7 @@ from obbo_lightning.experiments.comparison import (
     final_table,
     finished_runs,
     read_comparison,
+    read_settings,
 )
 from obbo_lightning.experiments.comparison_figures import draw_comparison
 from obbo_lightning.experiments.market_report import (
@@ -35,16 +35,20 @@ def write_report(paths: list[Path], output: Path, title: str, event: tuple[str, 
         title: of the figures.
         event: ticker and day of a market event to draw by itself.
     """
-    found = _earlier(paths[0]) if len(paths) == 1 else None
-    extra: list[Path] = []
+    if (output / "config.yaml").exists():
+        raise ValueError(f"--output must not be a run directory, got {str(output)!r}")
+    found = _earlier(paths[0]) if len(paths) == 1 and not any(paths[0].rglob("config.yaml")) else None
+    runs = finished_runs(paths) if found is None else []
     if found is None:
-        runs = finished_runs(paths)
-        market = yaml.safe_load(runs[0].config.read_text())["data"]["name"] == "market"
+        market = read_settings(runs[0])["data"]["name"] == "market"
         found = read_market(runs) if market else read_comparison(runs)
+    if event and not (runs and isinstance(found, MarketComparison)):
+        raise ValueError(f"--event needs market runs with their prices, got {' '.join(event)!r} without them")
+    try:
         output.mkdir(parents=True, exist_ok=True)
-        if market and event:
-            extra = draw_event(runs, *event, output)
-    output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
+    extra = draw_event(runs, *event, output) if event else []
     written = []
     for name, table in found._asdict().items():
         six_digits = table.with_columns(pl.col(pl.Float64).round_sig_figs(6))

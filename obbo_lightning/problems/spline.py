@@ -82,7 +82,7 @@ def spline_task(
         standardise: subtract the mean of the training values and divide by their deviation, in every lane.
     """
     count = values.shape[-1]
-    sites = torch.arange(count, dtype=values.dtype) if sites is None else sites
+    sites = torch.arange(count, dtype=values.dtype) if sites is None else sites.to(values.dtype)
     training = torch.ones(count, dtype=torch.bool) if training is None else training
     if values.ndim != 2 or sites.shape != (count,) or training.shape != (count,):
         raise ValueError(
@@ -99,7 +99,7 @@ def spline_task(
         mean = seen.mean(0)
         seen, held = seen - mean, held - mean
         deviation = seen.square().mean(0).sqrt()
-        deviation = deviation.where(deviation > 0, 1.0)
+        deviation = deviation.where(deviation > 1e-12 * mean.abs(), 1.0)  # a constant has rounding, and no deviation
         seen, held = seen / deviation, held / deviation
     return {
         "sites": sites[training],

@@ -36,7 +36,10 @@ def solve_chain(values: Tensor, stiffness: Tensor, weight: Tensor) -> tuple[Tens
 def _compiled() -> Callable[..., Any]:
     import numba  # takes most of a second: only for those who need it
 
-    compiled: Callable[..., Any] = numba.njit(cache=True)(_solve_rows)
+    try:
+        compiled: Callable[..., Any] = numba.njit(cache=True)(_solve_rows)
+    except RuntimeError:  # there is no folder that could hold the cache
+        compiled = numba.njit(_solve_rows)
     return compiled
 
 

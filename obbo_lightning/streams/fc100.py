@@ -61,7 +61,7 @@ class FC100Stream(FewShotStream):
         period: int = 1000,
         seed: int = 0,
     ) -> None:
-        data = load_cifar100(Path(root or os.environ.get(ROOT_VARIABLE) or "data"))
+        data = load_cifar100(Path(root or os.environ.get(ROOT_VARIABLE) or "data").expanduser())
         superclass = dict(zip(data.fine_labels.tolist(), data.coarse_labels.tolist(), strict=True))
         splits = {
             split: [c for c in sorted(superclass) if superclass[c] in chosen] for split, chosen in SUPERCLASSES.items()
@@ -108,13 +108,15 @@ def _read_npz(path: Path) -> Cifar100:
 
 
 def _checked(data: Cifar100, path: Path) -> Cifar100:
-    count = len(data.images)
-    if data.images.dtype != np.uint8 or data.images.shape[1:] != (32, 32, 3):
+    if data.images.dtype != np.uint8 or data.images.ndim != 4 or data.images.shape[1:] != (32, 32, 3):
         raise ValueError(
             f"{path}: images must be uint8 [n, 32, 32, 3], got {data.images.dtype} {list(data.images.shape)}"
         )
+    count = len(data.images)
     for name, limit in (("fine_labels", 100), ("coarse_labels", 20), ("is_test", 2)):
         values = getattr(data, name)
+        if values.dtype.kind not in "iu":
+            raise ValueError(f"{path}: {name} must be integers, got {values.dtype}")
         if values.shape != (count,):
             raise ValueError(f"{path}: {name} must have shape [{count}], got {list(values.shape)}")
         if count and int(values.max()) >= limit:
@@ -178,7 +180,7 @@ def _unpickle(path: Path) -> dict[str, NDArray[np.uint8]]:
 
 
 def _write_npz(path: Path, data: Cifar100) -> None:
-    aside = path.with_suffix(".part.npz")
+    aside = path.with_suffix(f".{os.getpid()}.part.npz")  # others may be at it too
     try:
         np.savez_compressed(aside, **data._asdict())
         os.replace(aside, path)

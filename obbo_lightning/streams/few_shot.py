@@ -15,9 +15,11 @@ from obbo_lightning.streams.tasks import TaskSequence
 
 
 class ImageSource(Protocol):
-    """Images by class; the smallest class has ``smallest`` of them, or any number where that is None."""
+    """Images by class."""
 
-    smallest: int | None
+    def smallest(self, classes: Sequence[int]) -> int | None:
+        """How many images the smallest of these classes has; None for any number."""
+        ...
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
         """One image for each entry of ``classes`` ``[n, channels, size, size]``, no image of a class twice."""
@@ -67,10 +69,9 @@ class FewShotTasks(TaskSequence):
         self.ways = ways
         self.shots = at_least("data.shots", shots, 1)
         self.queries = at_least("data.queries", queries, 1)
-        if source.smallest is not None and shots + queries > source.smallest:
-            raise ValueError(
-                f"data.shots + data.queries must be at most {source.smallest} images a class, got {shots + queries}"
-            )
+        most = source.smallest(classes)
+        if most is not None and shots + queries > most:
+            raise ValueError(f"data.shots + data.queries must be at most {most} images a class, got {shots + queries}")
         self.order = one_of("data.order", order, ("iid", "drift"))
         self.period = at_least("data.period", period, 1)
         self.seed = seed

@@ -36,9 +36,12 @@ class StoredClasses:
     ) -> None:
         self.images = torch.from_numpy(images).permute(0, 3, 1, 2)  # a view
         self.members = {int(c): torch.from_numpy(np.flatnonzero(labels == c)) for c in np.unique(labels)}
-        self.smallest: int | None = min(len(m) for m in self.members.values())
         self._mean = torch.tensor(mean).reshape(-1, 1, 1)
         self._deviation = torch.tensor(deviation).reshape(-1, 1, 1)
+
+    def smallest(self, classes: Sequence[int]) -> int | None:
+        """How many images the smallest of these classes has."""
+        return min(len(self.members[c]) for c in classes)
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
         """One image for each entry of ``classes``; entries of one class are neighbours, and get distinct images."""
@@ -59,7 +62,8 @@ class ImageFolderStream(FewShotStream):
         path: the folder, or an npz file that holds ``images`` (uint8 [n, height, width], or with 1 or 3 channels
             behind) and ``labels`` (numbers or words).
         ratios: shares of train, validation and test among the classes that no list names.
-        train_classes: classes to train on; None for a share of the unnamed ones.
+        train_classes: classes to train on; None for a share of the unnamed ones. Quote names like '010', which YAML
+            takes for numbers.
         validation_classes: the same for validation.
         test_classes: the same for test.
         image_size: side that images are cropped to a square and scaled to; None leaves them, if they are squares.
@@ -192,13 +196,21 @@ def read_folder(path: Path, image_size: int | None) -> tuple[NDArray[np.uint8], 
 def _read_image(file: Path, size: int | None) -> NDArray[np.uint8]:
     try:
         with Image.open(file) as image:
-            grey = image.mode in ("1", "L", "LA", "I", "I;16", "F")
-            converted = image.convert("L" if grey else "RGB")
-    except (OSError, ValueError, SyntaxError) as error:  # Pillow has all three for a damaged file
+            image.load()
+            pixels = _bytes(image)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow has all of them
         raise ValueError(f"{file} cannot be read as an image: {error}") from None
-    pixels = np.asarray(converted)
-    pixels = pixels[:, :, None] if grey else pixels
     return pixels if size is None else _scaled(pixels, size)
+
+
+def _bytes(image: Image.Image) -> NDArray[np.uint8]:
+    if image.mode.startswith("I;16"):
+        return (np.asarray(image) >> 8).astype(np.uint8)[:, :, None]
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels are of mode {image.mode}, whose range is not known; save them with 8 or 16 bits")
+    grey = image.mode in ("1", "L", "LA")
+    pixels = np.asarray(image.convert("L" if grey else "RGB"))
+    return pixels[:, :, None] if grey else pixels
 
 
 def _squares(images: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:

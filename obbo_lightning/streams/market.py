@@ -17,8 +17,10 @@ from obbo_lightning.streams.market_data import (
     BadEvent,
     cut_event,
     detect_events,
+    name_moment,
     read_events,
     read_prices,
+    same_clock,
     series_of,
     simulate_market,
 )
@@ -101,19 +103,24 @@ class MarketStream:
         self.start = positive("data.start", start)
         training = training_mask(subset, validation, stride, offset, seed)
         before = subset + subsets
+        source, event_source = (
+            prices or "simulated prices",
+            events if events != "auto" else prices or "simulated prices",
+        )
         if prices is None:
+            if events != "auto":
+                raise ValueError(f"data.events needs data.prices, got {events!r} without any")
             table, named = simulate_market(SIMULATED, before, horizon, seed)
-            source = "simulated prices"
         else:
-            table, source = read_prices(Path(prices)), prices
-            named = (
-                detect_events(table, threshold, lookback, gap, before, horizon)
-                if events == "auto"
-                else read_events(Path(events))
-            )
+            table = read_prices(Path(prices).expanduser())
+            if events == "auto":
+                named = detect_events(table, threshold, lookback, gap, before, horizon)
+            else:
+                named = read_events(Path(events).expanduser())
+            table, named = same_clock(table, named)
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
-        raw, chosen, self.skipped = _cut_all(table, named, source, before, horizon, on_bad_event)
+        raw, chosen, self.skipped = _cut_all(table, named, (source, event_source), before, horizon, on_bad_event)
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
         self.train = RollingSubsets(values, training, subsets)
         self.validation = [spline_task(values[subsets:before].T, training=training, standardise=True)]
@@ -134,6 +141,8 @@ def training_mask(subset: int, validation: str, stride: int, offset: int, seed: 
     """Which observations of a subset are for training; the same in every round."""
     one_of("data.validation", validation, ("stride", "random"))
     at_least("data.stride", stride, 2)
+    if stride > subset // 2:
+        raise ValueError(f"data.stride must be at most half of data.subset, {subset // 2}, got {stride}")
     place = torch.arange(subset)
     if validation == "stride":
         if not 0 <= offset < stride:
@@ -145,18 +154,22 @@ def training_mask(subset: int, validation: str, stride: int, offset: int, seed: 
 
 
 def _cut_all(
-    prices: pl.DataFrame, events: pl.DataFrame, source: str, before: int, after: int, on_bad_event: str
+    prices: pl.DataFrame, events: pl.DataFrame, sources: tuple[str, str], before: int, after: int, on_bad_event: str
 ) -> tuple[np.ndarray, pl.DataFrame, list[BadEvent]]:
     """Prices ``[before + after, events]``, the events, and those that were left out."""
-    series = series_of(prices, events["ticker"].unique().to_list(), source)
+    series = series_of(prices, events["ticker"].unique().to_list(), sources[0])
     columns, kept, bad = [], [], []
+    seen: dict[tuple[str, np.datetime64], int] = {}
     times = events["timestamp"].to_numpy()
-    for i, ticker in enumerate(events["ticker"]):
-        found = cut_event(series.get(ticker), ticker, times[i], before, after)
-        if isinstance(found, BadEvent):
-            bad.append(found)
+    for i, (row, ticker) in enumerate(events.select("row", "ticker").iter_rows()):
+        found = cut_event(series.get(ticker), times[i], before, after)
+        if (ticker, times[i]) in seen:
+            found = f"must occur once, and is in row {seen[ticker, times[i]]} too"
+        seen.setdefault((ticker, times[i]), row)
+        if isinstance(found, str):
+            bad.append(BadEvent(sources[1], row, ticker, name_moment(times[i]), found))
             if on_bad_event == "raise":
-                raise ValueError(f"{found} (data.on_bad_event skip leaves it out)")
+                raise ValueError(f"{bad[-1]} (data.on_bad_event skip leaves it out)")
         else:
             columns.append(found)
             kept.append(i)

@@ -15,14 +15,16 @@ EVENT_COLUMNS = ("ticker", "timestamp")
 
 
 class BadEvent(NamedTuple):
-    """An event that cannot be used, and why."""
+    """An event that cannot be used, where it stands, and why."""
 
+    source: str
+    row: int
     ticker: str
     timestamp: str
     reason: str
 
     def __str__(self) -> str:
-        return f"event {self.ticker} {self.timestamp}: {self.reason}"
+        return f"{self.source}, row {self.row}, event {self.ticker} {self.timestamp}: {self.reason}"
 
 
 class Series(NamedTuple):
@@ -36,14 +38,16 @@ class Series(NamedTuple):
 def read_prices(path: Path) -> pl.DataFrame:
     """A long table of ticker, timestamp and close, with the number of each row in its file."""
     table = _read(path, "data.prices", PRICE_COLUMNS)
-    if not table.schema["close"].is_numeric():
+    if table.schema["close"] != pl.String and not table.schema["close"].is_numeric():
         raise ValueError(f"{path}: close must be numbers, got {table.schema['close']}")
-    return table.with_columns(pl.col("close").cast(pl.Float64)).with_row_index("row", offset=1)
+    # What is no number becomes none, and is named with its row where an event needs it.
+    close = pl.col("close").cast(pl.Float64, strict=False).fill_null(math.nan)
+    return table.with_columns(close).with_row_index("row", offset=1)
 
 
 def read_events(path: Path) -> pl.DataFrame:
-    """A table of ticker and timestamp."""
-    return _read(path, "data.events", EVENT_COLUMNS)
+    """A table of ticker and timestamp, with the number of each row in its file."""
+    return _read(path, "data.events", EVENT_COLUMNS).with_row_index("row", offset=1)
 
 
 def _read(path: Path, key: str, columns: tuple[str, ...]) -> pl.DataFrame:
@@ -51,7 +55,8 @@ def _read(path: Path, key: str, columns: tuple[str, ...]) -> pl.DataFrame:
         raise ValueError(f"{key} must be a parquet or CSV file, got {str(path)!r}, which does not exist")
     kind = "CSV" if path.suffix.lower() in (".csv", ".txt") else "parquet"
     try:
-        table = pl.read_csv(path, try_parse_dates=True) if kind == "CSV" else pl.read_parquet(path)
+        # Words first: a ticker 000660 is no number, and a price column may begin with whole numbers.
+        table = pl.read_csv(path, infer_schema=False) if kind == "CSV" else pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from None
     missing = [name for name in columns if name not in table.columns]
@@ -60,16 +65,38 @@ def _read(path: Path, key: str, columns: tuple[str, ...]) -> pl.DataFrame:
     if table.is_empty():
         raise ValueError(f"{path} must have rows, and is empty")
     table = table.select(pl.col("ticker").cast(pl.String), *(pl.col(name) for name in columns[1:]))
-    if table.schema["timestamp"] == pl.String:
-        table = table.with_columns(pl.col("timestamp").str.to_datetime(strict=False))
-    if not table.schema["timestamp"].is_temporal():
-        raise ValueError(f"{path}: timestamp must be dates and times, got {table.schema['timestamp']}")
-    table = table.with_columns(pl.col("timestamp").cast(pl.Datetime("us")))
+    table = table.with_columns(_timestamps(table["timestamp"], path))
     for name in ("ticker", "timestamp"):
         if table[name].null_count():
             row = int(table[name].is_null().arg_true()[0]) + 1
             raise ValueError(f"{path}, row {row}: {name} must be there and readable, and is not")
     return table
+
+
+def _timestamps(found: pl.Series, path: Path) -> pl.Series:
+    """Dates and times in microseconds; with a time zone they become those of UTC, and stay marked as such."""
+    if found.dtype == pl.String:
+        zone = "UTC" if found.str.contains(r"(Z|[+-]\d\d:?\d\d)$").fill_null(False).all() else None
+        try:
+            found = found.str.strip_chars().str.to_datetime(time_unit="us", time_zone=zone, strict=False)
+        except pl.exceptions.ComputeError:  # polars gives up where it can read none of them
+            found = pl.Series("timestamp", [None] * len(found), dtype=pl.Datetime("us"))
+    if not (found.dtype == pl.Date or isinstance(found.dtype, pl.Datetime)):
+        raise ValueError(f"{path}: timestamp must be dates and times, got {found.dtype}")
+    if isinstance(found.dtype, pl.Datetime) and found.dtype.time_zone is not None:
+        found = found.dt.convert_time_zone("UTC")
+        return found.cast(pl.Datetime("us", "UTC"))
+    return found.cast(pl.Datetime("us"))
+
+
+def same_clock(prices: pl.DataFrame, events: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Both without a time zone; refuses where only one has one."""
+    zones = [getattr(table.schema["timestamp"], "time_zone", None) for table in (prices, events)]
+    if zones[0] != zones[1]:
+        which = "data.prices" if zones[0] else "data.events"
+        raise ValueError(f"data.prices and data.events must both have a time zone, or neither; only {which} has one")
+    plain = pl.col("timestamp").dt.replace_time_zone(None)
+    return prices.with_columns(plain), events.with_columns(plain)
 
 
 def series_of(prices: pl.DataFrame, tickers: list[str], source: str) -> dict[str, Series]:
@@ -92,31 +119,27 @@ def _series(part: pl.DataFrame, where: str) -> Series:
     elif (steps <= np.timedelta64(0)).any():
         first = int((steps <= np.timedelta64(0)).argmax())
         rule = "occur once" if steps[first] == np.timedelta64(0) else "increase"
-        fault = f"{where}, row {rows[first + 1]}: timestamps must {rule}, got {_when(times[first + 1])}"
+        fault = f"{where}, row {rows[first + 1]}: timestamps must {rule}, got {name_moment(times[first + 1])}"
     return Series(times, closes, fault)
 
 
-def cut_event(
-    series: Series | None, ticker: str, when: np.datetime64, before: int, after: int
-) -> NDArray[np.float64] | BadEvent:
+def cut_event(series: Series | None, when: np.datetime64, before: int, after: int) -> NDArray[np.float64] | str:
     """The ``before`` prices up to and including the event's bar and the ``after`` ones behind it, or what is wrong.
 
     The event's bar is the last one that is not later than the event.
     """
     if series is None:
-        return BadEvent(ticker, _when(when), "the ticker must be in the prices, and is not")
+        return "the ticker must be in the prices, and is not"
     if series.fault:
-        return BadEvent(ticker, _when(when), series.fault)
+        return series.fault
     first, last = series.timestamps[0], series.timestamps[-1]
     if not first <= when <= last:
-        return BadEvent(ticker, _when(when), f"must lie in the prices, {_when(first)} to {_when(last)}, and does not")
+        return f"must lie in the prices, {name_moment(first)} to {name_moment(last)}, and does not"
     bar = int(np.searchsorted(series.timestamps, when, side="right")) - 1
     if bar + 1 < before:
-        return BadEvent(ticker, _when(when), f"must have {before} prices up to it, and has {bar + 1}")
+        return f"must have {before} prices up to it, and has {bar + 1}"
     if len(series.prices) - bar - 1 < after:
-        return BadEvent(
-            ticker, _when(when), f"must have {after} prices after it, and has {len(series.prices) - bar - 1}"
-        )
+        return f"must have {after} prices after it, and has {len(series.prices) - bar - 1}"
     return series.prices[bar + 1 - before : bar + 1 + after]
 
 
@@ -125,12 +148,14 @@ def detect_events(
 ) -> pl.DataFrame:
     """Jumps, from the prices alone and without look-ahead.
 
-    A bar's return is its log price minus the one before, minus the median of all tickers' returns at that time. It is a
+    A bar's return is its log price minus the one before, minus the median of all tickers' returns at that time (with
+    fewer than three tickers there is no market, and nothing is taken off). It is a
     jump where its absolute value is at least ``threshold`` times 1.4826 times the median absolute return of the
     ``lookback`` bars before it, and an event where the last event of the ticker is at least ``gap`` bars away, with
     ``before`` bars up to it and ``after`` behind it.
     """
-    adjusted = pl.col("raw") - pl.col("raw").median().over("timestamp")
+    market = pl.col("raw").median().over("timestamp") if prices["ticker"].n_unique() >= 3 else 0.0
+    adjusted = pl.col("raw") - market
     earlier = pl.col("size").shift(1).rolling_median(lookback, min_samples=lookback).over("ticker")
     table = (
         prices.with_columns(raw=pl.col("close").log().diff().over("ticker"))
@@ -150,7 +175,7 @@ def detect_events(
         if bar - last.get(ticker, -math.inf) >= gap:
             kept.append(i)
             last[ticker] = bar
-    return jumps[kept].select("ticker", "timestamp", "score").sort("timestamp", "ticker")
+    return jumps[kept].select("row", "ticker", "timestamp", "score").sort("timestamp", "ticker")
 
 
 def simulate_market(events: int, before: int, after: int, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -169,8 +194,9 @@ def simulate_market(events: int, before: int, after: int, seed: int) -> tuple[pl
         tables.append(pl.DataFrame({"ticker": f"SIM{number:03d}", "timestamp": times, "close": close}))
     prices = pl.concat(tables).with_row_index("row", offset=1)
     at_event = prices.filter(pl.col("timestamp") == times[before - 1])
-    return prices, at_event.select("ticker", "timestamp")
+    return prices, at_event.select("row", "ticker", "timestamp")
 
 
-def _when(moment: np.datetime64) -> str:
+def name_moment(moment: np.datetime64) -> str:
+    """As people write it."""
     return str(moment.astype("datetime64[s]")).replace("T", " ")

@@ -1,6 +1,7 @@
 """Procedurally drawn images: 100 classes in 20 superclasses, no files, a pure function of seeds."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +30,6 @@ class DrawnClasses:
     """
 
     def __init__(self, image_size: int = 32, channels: int = 3, noise: float = 0.8, jitter: float = 0.5) -> None:
-        self.smallest: int | None = None
         self.image_size = image_size
         self.channels = channels
         self.noise = noise
@@ -47,6 +47,10 @@ class DrawnClasses:
         self._texture = torch.nn.functional.one_hot(kind, 4).float()  # stripes, checks, rings, strokes
         hue = 2 * math.pi * ((7 * classes) % CLASSES) / CLASSES
         self._colour = 0.5 + 0.3 * torch.stack([hue.cos(), (hue - 2.1).cos(), (hue + 2.1).cos()], dim=-1)
+
+    def smallest(self, classes: Sequence[int]) -> int | None:
+        """There is no end of them."""
+        return None
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
         """One image of each class in ``classes`` ``[n, channels, size, size]``, roughly centred and scaled to 1."""

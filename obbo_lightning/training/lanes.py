@@ -28,33 +28,34 @@ class LaneRecorder(L.Callback):
         self.lanes = lanes
         self.rounds: list[int] = []
         self.regret: list[torch.Tensor] = []
+        self.gradient_norm = torch.zeros(0)
 
     def state_dict(self) -> dict[str, Any]:
         """The regrets so far."""
-        return {"rounds": self.rounds, "regret": self.regret}
+        return {"rounds": self.rounds, "regret": self.regret, "gradient_norm": self.gradient_norm}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue behind the checkpoint's."""
         self.rounds, self.regret = list(state_dict["rounds"]), list(state_dict["regret"])
+        self.gradient_norm = state_dict["gradient_norm"]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Remember this round if it is one to remember."""
-        rounds = trainer.global_step
+        rounds, step = trainer.global_step, _played(pl_module).step
+        self.gradient_norm = step.hypergradient.norm(dim=-1).cpu()
         if rounds % EVERY == 0 or rounds == trainer.num_training_batches:
-            regret = _played(pl_module).step.regret["euclidean"]
             self.rounds.append(rounds)
-            self.regret.append(regret.detach().cpu().clone())
+            self.regret.append(step.regret["euclidean"].detach().cpu().clone())
 
     def write(self, module: OnlineBilevelModule, tested: dict[str, list[float]]) -> None:
         """Write both files; ``tested`` are columns of one number a lane."""
         np.savez_compressed(self.run.lanes, rounds=np.array(self.rounds), regret=torch.stack(self.regret).numpy())
-        step = _played(module).step
         columns = {
             "weight": module.outer.detach()[:, 0].tolist(),
             "regret": self.regret[-1].tolist(),
-            "gradient_norm": step.hypergradient.norm(dim=-1).tolist(),
+            "gradient_norm": self.gradient_norm.tolist(),
             **tested,
         }
         self.lanes.with_columns(**{name: pl.Series(values) for name, values in columns.items()}).write_csv(

@@ -2,6 +2,7 @@
 
 import math
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -108,7 +109,9 @@ class Recorder(L.Callback):
         if rounds % self.evaluate_every == 0 or last:
             began = time.perf_counter()
             self.tested = self._evaluate(module)
-            mean, error = mean_and_error(self.tested)
+            # Like everything in a row: the median over lanes. Tasks of one lane have a mean and its error.
+            many = module.outer.shape[0] > 1
+            mean, error = (statistics.median(self.tested), None) if many else mean_and_error(self.tested)
             self.row |= {f"test_{self.metric}": mean, f"test_{self.metric}_se": error}
             clock["evaluation_seconds"] = time.perf_counter() - began
         if trainer.is_global_zero:
@@ -165,10 +168,16 @@ def summarise(played: Round, window_fill: int) -> dict[str, float | int | None]:
         "hypergradient_error": step.hypergradient_error,
     }
     known = {name: values for name, values in per_lane.items() if values is not None}
-    numbers = torch.stack([values.double().median() for values in known.values()]).tolist()  # one transfer
+    numbers = torch.stack([_median(values) for values in known.values()]).tolist()  # one transfer
     row: dict[str, float | int | None] = dict.fromkeys(per_lane)
     row |= dict(zip(known, numbers, strict=True))
     return row | {**played.calls, "window_fill": window_fill, "skipped": int(step.skipped.sum())}
+
+
+def _median(values: Tensor) -> Tensor:
+    """The mean of the two in the middle, also where they are infinite; NaN sorts last."""
+    ordered = values.double().sort().values
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:

@@ -46,6 +46,7 @@ class Parts(NamedTuple):
     data: StreamDataModule
     metric: str
     lanes: pl.DataFrame | None = None
+    skipped: Sequence[Any] = ()
 
 
 def build(settings: Settings) -> Parts:
@@ -71,7 +72,7 @@ def build(settings: Settings) -> Parts:
     data = StreamDataModule(
         stream.train, settings["rounds"], stream.validation, stream.test[:tasks], tasks, settings["workers"]
     )
-    return Parts(module, data, stream.metric, getattr(stream, "lanes", None))
+    return Parts(module, data, stream.metric, getattr(stream, "lanes", None), getattr(stream, "skipped", ()))
 
 
 def _require_trainer(settings: Settings) -> None:
@@ -112,9 +113,11 @@ def fit(
     """
     began = time.perf_counter()
     console = Console(quiet=quiet)
-    module, data, metric, lanes = parts or build(settings)
+    module, data, metric, lanes, skipped = parts or build(settings)
     recorder = Recorder(run, data.test, metric, settings["evaluation"]["every"], settings["checkpoint"]["every"])
     write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
+    if skipped:
+        pl.DataFrame(skipped).write_csv(run.path / "skipped.csv")
     logger = make_logger(settings, run, console)
     shown = [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
     many = [] if lanes is None else [LaneRecorder(run, lanes)]
@@ -125,6 +128,8 @@ def fit(
         lane_recorder.write(module, {f"test_{metric}": recorder.tested})
     figures = draw_figures(run.metrics, run.figures, metric, mean_and_error(recorder.untrained)[0], _title(settings))
     summary = summarise_run(settings, run, recorder, recorder.seconds_before + time.perf_counter() - began)
+    if lanes is not None:
+        summary |= {"events": len(lanes), "events_skipped": len(skipped)}
     run.write_summary(summary)
     finish_logger(logger, run, console)
     print_summary(console, settings, summary, figures)

@@ -1,0 +1,189 @@
+"""`compare`: a grid of runs in subprocesses, finished ones skipped, interrupted ones resumed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from obbo_lightning.experiments.grid import Cell, Grid
+from obbo_lightning.training.run_directory import RunDirectory, write_atomically
+
+LOOK_EVERY = 0.5  # seconds
+
+
+class Failure(NamedTuple):
+    """A cell that did not end well."""
+
+    cell: str
+    reason: str
+
+
+class Interrupted(Exception):
+    """A signal came; the cells were told and have saved what they had."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}; the same command goes on")
+        self.signum = signum
+
+
+def prepare(grid: Grid, root: Path) -> list[RunDirectory]:
+    """A run directory with its configuration for every cell; refuses cells that were begun with other settings."""
+    runs = []
+    for cell in grid.cells:
+        run = RunDirectory(root / cell.name)
+        if run.config.is_file():
+            if yaml.safe_load(run.config.read_text()) != yaml.safe_load(yaml.safe_dump(cell.settings)):
+                raise ValueError(
+                    f"{run.path} was begun with other settings: give --output another folder, or delete it"
+                )
+        else:
+            run.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(run.config, yaml.safe_dump(cell.settings, sort_keys=False))
+        runs.append(run)
+    return runs
+
+
+def run_cells(cells: Sequence[Cell], runs: Sequence[RunDirectory], jobs: int, console: Console) -> list[Failure]:
+    """Play all that is not finished, ``jobs`` at a time, one thread each; returns what failed."""
+    together = _batches([r for r in runs if not r.finished], cells, runs, jobs)
+    rounds = {run.path: cell.settings["rounds"] for cell, run in zip(cells, runs, strict=True)}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress, _Signals() as signals:
+        bar = progress.add_task("rounds", total=sum(rounds.values()), completed=sum(_played(r, rounds) for r in runs))
+        workers: list[_Worker] = []
+        try:
+            while together or workers:
+                while together and len(workers) < jobs:
+                    workers.append(_Worker(together.pop(0)))
+                time.sleep(LOOK_EVERY)
+                signals.raise_if_any()
+                workers = [worker for worker in workers if not worker.ended()]
+                done = sum(run.finished for run in runs)
+                played = sum(_played(run, rounds) for run in runs)
+                progress.update(bar, completed=played, description=f"{done} of {len(runs)} cells, rounds")
+        except BaseException:
+            for worker in workers:
+                worker.stop()
+            raise
+    return [Failure(run.path.name, _last_words(run)) for run in runs if not run.finished]
+
+
+class _Worker:
+    """A subprocess that plays some cells one after the other."""
+
+    def __init__(self, runs: Sequence[RunDirectory]) -> None:
+        self._log: IO[str] = (runs[0].path / "log.txt").open("a")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "obbo_lightning", "resume", *(str(run.path) for run in runs)],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            start_new_session=True,  # a Ctrl-C reaches it through us
+        )
+
+    def ended(self) -> bool:
+        if self._process.poll() is None:
+            return False
+        self._log.close()
+        return True
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait()
+        self._log.close()
+
+
+class _Signals:
+    """Remembers SIGINT and SIGTERM instead of dying of them."""
+
+    def __enter__(self) -> "_Signals":
+        self._came = 0
+        self._before = {n: signal.signal(n, self._remember) for n in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _remember(self, signum: int, frame: object) -> None:
+        self._came = signum
+
+    def raise_if_any(self) -> None:
+        """Stop the comparison."""
+        if self._came:
+            raise Interrupted(self._came)
+
+
+def _batches(
+    waiting: Sequence[RunDirectory], cells: Sequence[Cell], runs: Sequence[RunDirectory], jobs: int
+) -> list[list[RunDirectory]]:
+    """One subprocess a cell; but market runs take less time than a start of Python, and share one."""
+    if waiting and all(cell.settings["data"]["name"] == "market" for cell in cells):
+        return [list(waiting[i::jobs]) for i in range(min(jobs, len(waiting)))]
+    return [[run] for run in waiting]
+
+
+def _played(run: RunDirectory, rounds: dict[Path, int]) -> int:
+    if run.finished:
+        return rounds[run.path]
+    try:
+        with run.timings.open("rb") as file:
+            return max(0, sum(1 for _ in file) - 1)
+    except OSError:
+        return 0
+
+
+def _last_words(run: RunDirectory) -> str:
+    log = run.path / "log.txt"
+    lines = [line for line in log.read_text().splitlines() if line.strip()] if log.is_file() else []
+    return lines[-1] if lines else "it said nothing"
+
+
+def estimate_seconds(cells: Sequence[Cell], jobs: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """How long the cells will take: two rounds and one evaluation of each kind are played now and counted up."""
+    import torch
+
+    from obbo_lightning.core.memory import TaskWindow, Warm
+    from obbo_lightning.core.randomness import Key
+    from obbo_lightning.core.rounds import OuterStep, play
+    from obbo_lightning.training.run import build
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    known: dict[str, float] = {}
+    total = 0.0
+    for cell in cells:
+        kind = yaml.safe_dump({k: v for k, v in cell.settings.items() if k != "seed"})
+        if kind not in known:
+            module, data, *_ = build(cell.settings)
+            step = OuterStep(module.outer, module.algorithm, on_nonfinite="skip")
+            tasks = [data.train[t] for t in range(2)]
+            play(module.problem, module.algorithm, step, tasks[0], Warm(), Key())
+            began = clock()
+            play(
+                module.problem,
+                module.algorithm,
+                OuterStep(module.outer, module.algorithm, on_nonfinite="skip"),
+                tasks[1],
+                Warm(),
+                Key(),
+            )
+            each = clock() - began
+            if isinstance(step.memory, TaskWindow):
+                each *= cell.settings["algorithm"]["window"]
+            began = clock()
+            module.evaluate(data.test[0])
+            judged = (1 + cell.settings["rounds"] // cell.settings["evaluation"]["every"]) * len(data.test)
+            known[kind] = cell.settings["rounds"] * each + judged * (clock() - began)
+        total += known[kind]
+    torch.set_num_threads(threads)
+    return total / jobs

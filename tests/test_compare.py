@@ -1,0 +1,176 @@
+"""`compare`: grids, and what becomes of them when they are disturbed."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from obbo_lightning import cli
+from obbo_lightning.experiments.grid import read_grid
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+GRID = {
+    "compare": "small",
+    "base": str(CONFIGS / "market.yaml"),
+    "settings": {
+        "rounds": 20,
+        "data": {"subset": 30, "subsets": 20, "horizon": 10},
+        "checkpoint": {"every": 5},
+        "evaluation": {"every": 10},
+    },
+    "grid": {"algorithm": ["obbo", "adam"], "algorithm.window": [1, 3], "seed": [0, 1]},
+}
+
+
+def write(path, **changes):
+    path.write_text(yaml.safe_dump({**GRID, **changes}))
+    return str(path)
+
+
+def test_a_grid_is_every_combination_that_makes_sense(tmp_path):
+    grid = read_grid(Path(write(tmp_path / "grid.yaml")), ["--algorithm.lr", "0.5"])
+    assert grid.name == "small"
+    assert [cell.name for cell in grid.cells] == [
+        "obbo-window_1-seed_0",
+        "obbo-window_1-seed_1",
+        "obbo-window_3-seed_0",
+        "obbo-window_3-seed_1",
+        "adam-seed_0",
+        "adam-seed_1",
+    ]
+    first, last = grid.cells[0].settings, grid.cells[-1].settings
+    assert (first["algorithm"]["window"], first["seed"], first["rounds"]) == (1, 0, 20)
+    assert (last["algorithm"]["name"], last["seed"]) == ("adam", 1)
+    assert {cell.settings["algorithm"]["lr"] for cell in grid.cells} == {0.5}
+    assert first["data"]["subset"] == 30
+    assert first["experiment"] == "small"
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "compare").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_comparisons_that_we_ship_are_complete(path):
+    grid = read_grid(path)
+    assert len(grid.cells) >= 6
+    assert {cell.settings["algorithm"]["name"] for cell in grid.cells} >= {"obbo", "sobow", "oagd"}
+    assert path.read_text().startswith("#")
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "message"),
+    [
+        ({"grid": {}}, [], "must have a grid"),
+        ({"grid": {"seed": []}}, [], "grid.seed must have values to try"),
+        ({"compare": "a/b"}, [], "compare must be a plain folder name, got 'a/b'"),
+        ({"grids": {}}, [], "takes compare, base, settings, grid, got 'grids'"),
+        ({"grid": {"algorithm": ["obo"]}}, [], "algorithm must be one of"),
+        ({"grid": {"algorithm.windw": [1]}}, [], "grid.algorithm.windw must be taken by one of obbo"),
+        ({"base": "nothing.yaml"}, [], "nothing.yaml cannot be read"),
+        ({}, ["--algorithm.clipp", "3"], "algorithm.clip"),
+        ({}, ["--jobs", "0"], "--jobs must be an integer of at least 1, got '0'"),
+        ({}, ["--jobs"], "--jobs needs a value"),
+    ],
+)
+def test_mistakes_are_one_line(changes, flags, message, tmp_path, capsys):
+    path = write(tmp_path / "grid.yaml", **changes)
+    output = ["--output", str(tmp_path / "runs")]
+    assert cli.main(["compare", "--config", path, *output, *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_compare_needs_its_config(capsys):
+    assert cli.main(["compare", "--jobs", "2"]) == 2
+    assert "compare needs one --config FILE" in capsys.readouterr().err
+
+
+def test_a_plan_is_printed_with_its_time_and_nothing_is_made(tmp_path, capsys):
+    path = write(tmp_path / "grid.yaml")
+    assert cli.main(["compare", "--config", path, "--dry_run", "--output", str(tmp_path / "runs")]) == 0
+    output = capsys.readouterr().out
+    assert "obbo-window_3-seed_1: 20 rounds" in output
+    assert "6 of 6 cells to play, about" in output
+    assert not (tmp_path / "runs").exists()
+
+
+def tables(root):
+    return {p.relative_to(root): p.read_bytes() for p in sorted(root.rglob("*.csv")) if p.name != "timings.csv"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    root = tmp_path_factory.mktemp("compare")
+    path = write(root / "grid.yaml")
+    assert cli.main(["compare", "--config", path, "--jobs", "2", "--output", str(root / "runs")]) == 0
+    return root
+
+
+def test_cells_are_run_directories_that_report_reads(finished, capsys):
+    cells = sorted(p.name for p in (finished / "runs" / "small").iterdir())
+    assert len(cells) == 6
+    assert cli.main(["report", str(finished / "runs" / "small"), "--output", str(finished / "out")]) == 0
+    assert "obbo, window = 3" in (finished / "out" / "table.md").read_text()
+
+
+def test_finished_cells_are_not_played_again_and_other_settings_are_refused(finished, capsys):
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("summary.json")}
+    path = str(finished / "grid.yaml")
+    assert cli.main(["compare", "--config", path, "--output", str(finished / "runs")]) == 0
+    assert {p: p.stat().st_mtime_ns for p in finished.rglob("summary.json")} == before
+    flags = ["--output", str(finished / "runs"), "--algorithm.lr", "0.3"]
+    assert cli.main(["compare", "--config", path, *flags]) == 2
+    assert "was begun with other settings" in capsys.readouterr().err
+
+
+def test_a_failed_cell_is_named_and_does_not_stop_the_others(tmp_path, capsys):
+    grid = {"algorithm": ["adam"], "on_nonfinite": ["raise"], "data.transform": ["none"], "seed": [0, 1]}
+    path = write(tmp_path / "grid.yaml", grid=grid)
+    root = tmp_path / "runs" / "small"
+    assert cli.main(["compare", "--config", path, "--dry_run", "--output", str(tmp_path / "runs")]) == 0
+    broken = root / "adam-on_nonfinite_raise-transform_none-seed_0"
+    (broken / "checkpoints").mkdir(parents=True)
+    (broken / "checkpoints" / "round-00000005.ckpt").write_bytes(b"half a checkpoint")
+    capsys.readouterr()
+    assert cli.main(["compare", "--config", path, "--output", str(tmp_path / "runs")]) == 1
+    error = capsys.readouterr().err
+    assert f"cell {broken.name} failed: " in error
+    assert "round-00000005.ckpt" in error
+    assert (root / "adam-on_nonfinite_raise-transform_none-seed_1" / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_killed_twice_the_tables_are_those_of_an_undisturbed_comparison(finished, tmp_path):
+    command = [sys.executable, "-m", "obbo_lightning", "compare", "--config", str(finished / "grid.yaml")]
+    command += ["--jobs", "2", "--output", str(tmp_path / "runs")]
+    rng = random.Random(0)
+    for _ in range(2):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(rng.uniform(8, 16))
+        for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
+            if str(tmp_path) in line:  # compare and its cells, all at once
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(line.split()[0]), signal.SIGKILL)
+        process.wait()
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
+    assert tables(tmp_path / "runs") == tables(finished / "runs")
+
+
+@pytest.mark.slow
+def test_a_signal_stops_the_cells_and_the_same_command_goes_on(finished, tmp_path):
+    command = [sys.executable, "-m", "obbo_lightning", "compare", "--config", str(finished / "grid.yaml")]
+    command += ["--output", str(tmp_path / "runs"), "--jobs", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(12)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode in (0, 130)
+    if process.returncode == 130:
+        assert "the same command goes on" in error
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
+    assert tables(tmp_path / "runs") == tables(finished / "runs")
