@@ -105,6 +105,7 @@ def _resume(arguments: list[str]) -> int:
 
 def _resume_caught(arguments: list[str]) -> int:
     """One of several: its failure is not the others'; a signal ends all of them."""
+    print(f"cell {arguments[0]}", flush=True)  # whose words follow
     try:
         code = _resume(arguments)
     except ValueError as refusal:

@@ -17,6 +17,7 @@ from obbo_lightning.experiments.grid import Cell, Grid
 from obbo_lightning.training.run_directory import RunDirectory, write_atomically
 
 LOOK_EVERY = 0.5  # seconds
+LOG = "log.txt"
 
 
 class Failure(NamedTuple):
@@ -73,16 +74,16 @@ def run_cells(cells: Sequence[Cell], runs: Sequence[RunDirectory], jobs: int, co
             for worker in workers:
                 worker.stop()
             raise
-    return [Failure(run.path.name, _last_words(run)) for run in runs if not run.finished]
+    return [Failure(run.path.name, _last_words(run, runs)) for run in runs if not run.finished]
 
 
 class _Worker:
     """A subprocess that plays some cells one after the other."""
 
     def __init__(self, runs: Sequence[RunDirectory]) -> None:
-        self._log: IO[str] = (runs[0].path / "log.txt").open("a")
+        self._log: IO[str] = (runs[0].path / LOG).open("a")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "obbo_lightning", "resume", *(str(run.path) for run in runs)],
+            [sys.executable, "-u", "-m", "obbo_lightning", "resume", *(str(run.path) for run in runs)],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
@@ -142,10 +143,18 @@ def _played(run: RunDirectory, rounds: dict[Path, int]) -> int:
         return 0
 
 
-def _last_words(run: RunDirectory) -> str:
-    log = run.path / "log.txt"
-    lines = [line for line in log.read_text().splitlines() if line.strip()] if log.is_file() else []
-    return lines[-1] if lines else "it said nothing"
+def _last_words(run: RunDirectory, runs: Sequence[RunDirectory]) -> str:
+    """The last line of what a cell said, in its own log or in that of the worker it shared."""
+    for log in (run.path / LOG, *(other.path / LOG for other in runs)):
+        said = log.read_text() if log.is_file() else ""
+        if log.parent != run.path or f"cell {run.path}\n" in said:
+            said = (
+                said.rpartition(f"cell {run.path}\n")[2].partition("\ncell ")[0] if f"cell {run.path}\n" in said else ""
+            )
+        lines = [line for line in said.splitlines() if line.strip()]
+        if lines:
+            return lines[-1]
+    return "it said nothing"
 
 
 def estimate_seconds(cells: Sequence[Cell], jobs: int, clock: Callable[[], float] = time.perf_counter) -> float:
