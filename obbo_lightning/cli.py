@@ -11,8 +11,8 @@ USAGE = """usage: obbo COMMAND [flags]
 
   fit                 play an online stream; with no flags, the embedded default
   resume RUN_DIR...   go on with runs that were stopped, exactly where they were [--checkpoint FILE]
-  validate RUN_DIR    adapt a run's outer variable to validation tasks and report
-  test RUN_DIR        adapt a run's outer variable to test tasks and report
+  validate RUN_DIR    adapt a run's outer variable to validation tasks and report [--tasks N] [--checkpoint FILE]
+  test RUN_DIR        adapt a run's outer variable to test tasks and report [--tasks N] [--checkpoint FILE]
   compare             a grid of runs, resumable: --config configs/compare/default.yaml [--jobs N] [--dry_run]
   report DIR [DIR...] tables and figures of all finished runs [--output DIR] [--title TEXT] [--event 'AMD DAY']
 
@@ -207,13 +207,21 @@ def _judge(command: str, arguments: list[str]) -> int:
     from obbo_lightning.training import run as runs
     from obbo_lightning.training.checkpoints import newest_checkpoint, verify_checkpoint
 
+    tasks = None
+    if "--tasks" in arguments[1:]:
+        at = arguments.index("--tasks")
+        tasks = "".join(arguments[at + 1 : at + 2])
+        if not tasks.isdigit():
+            raise ValueError(f"--tasks must be a number of tasks, got {tasks or 'none'!r}")
+        arguments = arguments[:at] + arguments[at + 2 :]
     settings, run, checkpoint = _earlier_run(command, arguments)
+    if tasks:
+        settings["evaluation"]["tasks"] = int(tasks)
     chosen = verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints)
     module, data, *_ = runs.build(settings)
     trainer = runs.make_trainer(settings, [], logger=False, limit_val_batches=1.0)
     (found,) = getattr(trainer, command)(module, data, ckpt_path=chosen, verbose=False)
-    tasks = settings["evaluation"]["tasks"]
-    table = Table(title=f"{command} on {tasks} tasks, {chosen.stem}", show_header=False)
+    table = Table(title=f"{command} on {settings['evaluation']['tasks']} tasks, {chosen.stem}", show_header=False)
     for name in (n for n in found if not n.endswith("_se")):
         error = found.get(f"{name}_se")
         table.add_row(name, f"{found[name]:.4f}" + ("" if error is None else f" ± {error:.4f}"))
@@ -222,7 +230,7 @@ def _judge(command: str, arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    options: dict[str, str | None] = {"--output": None, "--title": None, "--event": None}
+    options: dict[str, str | None] = {"--output": None, "--title": None, "--event": None, "--reference": None}
     paths: list[Path] = []
     rest = list(arguments)
     while rest:
@@ -233,7 +241,8 @@ def _report(arguments: list[str]) -> int:
                 raise ValueError(f"{word} needs a value, got none")
         elif word.startswith("-"):
             raise ValueError(
-                f"report takes DIR [DIR...], --output DIR, --title TEXT and --event 'TICKER DAY', got {word!r}"
+                f"report takes DIR [DIR...], --output DIR, --title TEXT, --event 'TICKER DAY' and --reference LABEL, "
+                f"got {word!r}"
             )
         else:
             paths.append(Path(word))
@@ -247,7 +256,7 @@ def _report(arguments: list[str]) -> int:
     output = Path(options["--output"] or paths[0] / "report")
     ticker, _, day = (options["--event"] or "").partition(" ")
     event = (ticker, day) if options["--event"] else None
-    written = write_report(paths, output, options["--title"] or paths[0].resolve().name, event)
+    written = write_report(paths, output, options["--title"] or paths[0].resolve().name, event, options["--reference"])
     console = Console()
     console.print(Markdown((output / "table.md").read_text()))
     for path in written:

@@ -200,6 +200,15 @@ def test_the_market_figures_are_there_and_are_made_again(market, tmp_path):
     assert mine[2].split("|")[1:4] == again[2].split("|")[1:4]
 
 
+def test_another_reference_is_compared_with_the_others(market, tmp_path):
+    reference = ["--reference", "obbo, window = 3"]
+    assert cli.main(["report", str(market / "runs"), "--output", str(tmp_path), *reference]) == 0
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert lines[2].startswith("| obbo, window = 3 |")
+    assert "| obbo, window = 3 better / worse |" in lines[0]
+    assert cli.main(["report", str(market / "runs"), "--output", str(tmp_path), "--reference", "mine"]) == 2
+
+
 def test_mistakes_in_market_reports_are_one_line(market, tmp_path, capsys):
     runs = str(market / "runs")
     assert cli.main(["report", runs, "--output", str(tmp_path), "--event", "AMD 2021-11-08"]) == 2

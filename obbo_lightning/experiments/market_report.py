@@ -34,8 +34,18 @@ class MarketComparison(NamedTuple):
 
     @property
     def labels(self) -> list[str]:
-        """Algorithms (and what tells two of the same apart), the paper's first."""
-        return sorted_labels(self.events["label"].unique(maintain_order=True).to_list())
+        """Algorithms (and what tells two of the same apart), the paper's first; the first is what others face."""
+        return self.events["label"].unique(maintain_order=True).to_list()
+
+    def facing(self, reference: str | None) -> "MarketComparison":
+        """With ``reference`` first."""
+        labels = sorted_labels(self.labels)
+        if reference is not None:
+            if reference not in labels:
+                raise ValueError(f"--reference must be one of {'; '.join(labels)}, got {reference!r}")
+            labels = [reference, *(label for label in labels if label != reference)]
+        events, regret = ({k[0]: t for k, t in table.partition_by("label", as_dict=True).items()} for table in self)
+        return MarketComparison(pl.concat([events[x] for x in labels]), pl.concat([regret[x] for x in labels]))
 
 
 def read_market(runs: Sequence[RunDirectory]) -> MarketComparison:
@@ -71,10 +81,8 @@ def read_market(runs: Sequence[RunDirectory]) -> MarketComparison:
             )
     keys = ("label", "ticker", "timestamp")
     events = [pl.concat(found).group_by(keys, maintain_order=True).mean() for found in tables.values()]
-    return MarketComparison(
-        pl.concat(events),
-        pl.concat([_middle(label, rounds[label], np.mean(found, axis=0)) for label, found in curves.items()]),
-    )
+    middles = [_middle(label, rounds[label], np.mean(found, axis=0)) for label, found in curves.items()]
+    return MarketComparison(pl.concat(events), pl.concat(middles)).facing(None)
 
 
 def _middle(label: str, rounds: np.ndarray, curves: np.ndarray) -> pl.DataFrame:

@@ -24,7 +24,9 @@ from obbo_lightning.experiments.market_report import (
 )
 
 
-def write_report(paths: list[Path], output: Path, title: str, event: tuple[str, str] | None = None) -> list[Path]:
+def write_report(
+    paths: list[Path], output: Path, title: str, event: tuple[str, str] | None = None, reference: str | None = None
+) -> list[Path]:
     """Write two CSV files, table.md and the figures; returns what was written.
 
     The CSV files hold everything that the rest is made of: ``report`` on a folder with them draws it again.
@@ -34,6 +36,7 @@ def write_report(paths: list[Path], output: Path, title: str, event: tuple[str, 
         output: where to write.
         title: of the figures.
         event: ticker and day of a market event to draw by itself.
+        reference: which of the market's algorithms the others are compared with; the first where this is None.
     """
     if (output / "config.yaml").exists():
         raise ValueError(f"--output must not be a run directory, got {str(output)!r}")
@@ -42,6 +45,10 @@ def write_report(paths: list[Path], output: Path, title: str, event: tuple[str, 
     if found is None:
         market = read_settings(runs[0])["data"]["name"] == "market"
         found = read_market(runs) if market else read_comparison(runs)
+    if isinstance(found, MarketComparison) and reference:
+        found = found.facing(reference)
+    elif reference:
+        raise ValueError(f"--reference is for market runs, got {reference!r}")
     if event and not (runs and isinstance(found, MarketComparison)):
         raise ValueError(f"--event needs market runs with their prices, got {' '.join(event)!r} without them")
     try:
