@@ -195,12 +195,12 @@ def _draw_scatter(comparison: MarketComparison, column: str, name: str, path: Pa
             alpha=0.5,
         )
         axes.set_xlabel(other, fontsize="small")
-        axes.set_title(f"{first} smaller {np.sum(mine < theirs)}, larger {np.sum(mine > theirs)}", fontsize="small")
+        axes.set_title(f"smaller {np.sum(mine < theirs)}, larger {np.sum(mine > theirs)}", fontsize="small")
         _plain(axes)
     for axes in list(grid.flat)[len(others) :]:
         axes.set_visible(False)
     figure.supylabel(first, fontsize="small")
-    figure.suptitle(f"{title}: {name}, one point an event, line y = x", fontsize="medium")
+    figure.suptitle(f"{title}: {name} of {first} against the others, one point an event", fontsize="medium")
     return save_figure(figure, grid.flat[0], path)
 
 
