@@ -25,7 +25,7 @@ GRID = {
         "checkpoint": {"every": 5},
         "evaluation": {"every": 10},
     },
-    "grid": {"algorithm": ["obbo", "adam"], "algorithm.window": [1, 3], "seed": [0, 1]},
+    "grid": {"algorithm": ["obbo", "adam"], "algorithm.window": [1, 3], "data.start": [0.1, 0.5]},
 }
 
 
@@ -38,16 +38,16 @@ def test_a_grid_is_every_combination_that_makes_sense(tmp_path):
     grid = read_grid(Path(write(tmp_path / "grid.yaml")), ["--algorithm.lr", "0.5"])
     assert grid.name == "small"
     assert [cell.name for cell in grid.cells] == [
-        "obbo-window_1-seed_0",
-        "obbo-window_1-seed_1",
-        "obbo-window_3-seed_0",
-        "obbo-window_3-seed_1",
-        "adam-seed_0",
-        "adam-seed_1",
+        "obbo-window_1-start_0.1",
+        "obbo-window_1-start_0.5",
+        "obbo-window_3-start_0.1",
+        "obbo-window_3-start_0.5",
+        "adam-start_0.1",
+        "adam-start_0.5",
     ]
     first, last = grid.cells[0].settings, grid.cells[-1].settings
-    assert (first["algorithm"]["window"], first["seed"], first["rounds"]) == (1, 0, 20)
-    assert (last["algorithm"]["name"], last["seed"]) == ("adam", 1)
+    assert (first["algorithm"]["window"], first["data"]["start"], first["rounds"]) == (1, 0.1, 20)
+    assert (last["algorithm"]["name"], last["data"]["start"]) == ("adam", 0.5)
     assert {cell.settings["algorithm"]["lr"] for cell in grid.cells} == {0.5}
     assert first["data"]["subset"] == 30
     assert first["experiment"] == "small"
@@ -94,7 +94,7 @@ def test_a_plan_is_printed_with_its_time_and_nothing_is_made(tmp_path, capsys):
     path = write(tmp_path / "grid.yaml")
     assert cli.main(["compare", "--config", path, "--dry_run", "--output", str(tmp_path / "runs")]) == 0
     output = capsys.readouterr().out
-    assert "obbo-window_3-seed_1: 20 rounds" in output
+    assert "obbo-window_3-start_0.5: 20 rounds" in output
     assert "6 of 6 cells to play, about" in output
     assert not (tmp_path / "runs").exists()
 
@@ -115,7 +115,7 @@ def test_cells_are_run_directories_that_report_reads(finished, capsys):
     cells = sorted(p.name for p in (finished / "runs" / "small").iterdir())
     assert len(cells) == 6
     assert cli.main(["report", str(finished / "runs" / "small"), "--output", str(finished / "out")]) == 0
-    assert "obbo, window = 3" in (finished / "out" / "table.md").read_text()
+    assert "obbo, window = 3, start = 0.5" in (finished / "out" / "table.md").read_text()
 
 
 def test_finished_cells_are_not_played_again_and_other_settings_are_refused(finished, capsys):
