@@ -132,7 +132,7 @@ CASES = {
     "adam h": (lambda: Adam(regularizer=L1(0.1)), "regularizer must be none for an outer rule of torch.optim"),
     "name": (
         lambda: make_algorithm("obo"),
-        "algorithm must be one of adam, oagd, obbo, sgdm, sobbo, sobow, got 'obo'; did you mean 'obbo'?",
+        "algorithm must be one of adam, maml, anil, oagd, obbo, sgdm, sobbo, sobow, got 'obo'; did you mean 'obbo'?",
     ),
     "start outside": (
         lambda: BregmanProx([parameter(3.0, 4.0)], 0.1, domain=L2Ball(1.0)),

@@ -297,7 +297,7 @@ def test_a_run_is_judged_on_other_tasks(tiny, command, capsys):
 
 
 def test_the_module_hands_out_its_network(tiny):
-    module, data, _ = runs.build(settings_of(tiny))
+    module, data, *_ = runs.build(settings_of(tiny))
     network = module.network()
     assert network(data.test[0]["query"]).shape == (6, 3)
     with pytest.raises(RuntimeError, match="BregmanOuterStep"):
