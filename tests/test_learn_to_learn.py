@@ -2,7 +2,9 @@
 
 import importlib.util
 import random
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,6 +173,16 @@ def test_a_stream_of_learn2learn_is_played_like_any_other(stream):
     rounds = list(online(problem, algorithm, stream.train[:3], stream.initial_outer(problem, 0)))
     assert len(rounds) == 3
     assert problem.network.linear.out_features == 3
+
+
+@needs_learn2learn
+@pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")  # the images are noise
+def test_the_example_of_the_documents_runs(capsys):
+    load_learn2learn()  # without gym's greeting
+    page = (Path(__file__).parents[1] / "docs" / "learn2learn.md").read_text()
+    (example,) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(example, "learn2learn.md", "exec"), {"__name__": "document"})
+    assert capsys.readouterr().out.count("accuracy") == 5
 
 
 @needs_learn2learn
