@@ -31,6 +31,7 @@ from obbo_lightning.training.run import complete, fit
 from obbo_lightning.training.run_directory import RunDirectory
 from obbo_lightning.training.table import read_table
 
+GRADIENTS = 20  # timed together: one alone is over before the machine has settled
 BLOCK = 25  # rounds of `fit` between two looks at the clock, one checkpoint among them
 
 
@@ -39,23 +40,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", help="folder of CIFAR-100; without it the embedded stream is used")
     parser.add_argument("--repeats", type=int, default=15, help="rounds of each kind")
+    parser.add_argument("--blocks", type=int, default=5, help=f"turns of {BLOCK} rounds through Lightning")
     parser.add_argument("--threads", type=int, default=2)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     keep_freed_memory()
     stream: FewShotStream = FC100Stream(asked.root) if asked.root else SyntheticStream()
     rounds(stream, asked.repeats)
-    shell(asked.root, stream)
+    shell(asked.root, stream, asked.blocks)
 
 
 def rounds(stream: FewShotStream, repeats: int) -> None:
     """A round, in plain gradients."""
     problem = stream.problem()
     inner = GradientDescent(steps=20, lr=0.1, start="outer")
-    turn = itertools.count()
+    turn, gradient = itertools.count(), plain_gradient(problem, stream)
     found = medians(
         {
-            "gradient": plain_gradient(problem, stream),
+            "gradients": lambda: [gradient() for _ in range(GRADIENTS)],
             "w = 10": player(stream, problem, OBBO(window=10, inner=inner)),
             "w = 1": player(stream, problem, OBBO(window=1, inner=inner)),
             "w = 1000": player(stream, problem, OBBO(window=1000, inner=inner), fill=1000),
@@ -63,6 +65,7 @@ def rounds(stream: FewShotStream, repeats: int) -> None:
         },
         repeats,
     )
+    unit = found["gradients"] / GRADIENTS
     # A round of OAGD is ten of the others: fewer of them.
     windows = medians(
         {
@@ -72,9 +75,9 @@ def rounds(stream: FewShotStream, repeats: int) -> None:
         max(3, repeats // 3),
     )
     report(
-        f"one plain gradient: {1000 * found['gradient']:.1f} ms",
+        f"one plain gradient: {1000 * unit:.1f} ms",
         [
-            ("OBBO's round, in plain gradients", found["w = 10"] / found["gradient"], 28),
+            ("OBBO's round, in plain gradients", found["w = 10"] / unit, 28),
             ("w = 1000 against w = 1", found["w = 1000"] / found["w = 1"], 1.05),
             ("making the task, of a round", found["task"] / found["w = 10"], 0.02),
             ("OBBO's round, of OAGD's at w = 10", windows["obbo"] / windows["oagd"], 1 / 8),
@@ -86,9 +89,10 @@ def plain_gradient(problem: FewShot, stream: FewShotStream) -> Callable[[], obje
     """The loss of an ordinary module on 25 images, and its gradient."""
     network = problem.loaded_network(problem.initial_outer(0))
     task = stream.train[0]
+    images = task["support"].contiguous(memory_format=torch.contiguous_format)
 
     def gradient() -> object:
-        loss = functional.cross_entropy(network(task["support"]), task["support_labels"])
+        loss = functional.cross_entropy(network(images), task["support_labels"])
         return torch.autograd.grad(loss, list(network.parameters()))
 
     return gradient
@@ -113,14 +117,14 @@ def player(
     return next_round
 
 
-def shell(root: str | None, stream: FewShotStream) -> None:
+def shell(root: str | None, stream: FewShotStream, blocks: int) -> None:
     """`fit` through Lightning, with rows and checkpoints, against the plain loop of the core."""
     flags = ["--config", "configs/fc100.yaml", "--rounds", str(BLOCK), "--evaluation.tasks", "1"]
     flags += ["--data.root", root] if root else ["--data", "synthetic"]
     settings = complete(read_layers(flags)[0])
     seconds: dict[str, list[float]] = {"fit": [], "loop": []}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(5):
+        for _ in range(blocks):
             clock = Clock()
             run = RunDirectory.create(folder, "cost", "obbo")
             fit(settings, run, callbacks=[clock], quiet=True)

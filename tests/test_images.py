@@ -70,6 +70,12 @@ def test_training_images_are_standardised_by_the_training_classes_alone(tmp_path
     assert torch.allclose(drawn.std((0, 2, 3)), torch.ones(3), atol=1e-3)
 
 
+def test_images_come_in_the_layout_that_second_derivatives_like(tmp_path):
+    task = small(write_npz(tmp_path / "own.npz")).train[0]
+    assert task["support"].is_contiguous()
+    assert task["query"].is_contiguous()
+
+
 def test_lists_come_first_and_the_rest_is_shared_by_ratio():
     names = [f"c{i}" for i in range(20)]
     by_ratio = divide(names, [0.6, 0.2, 0.2], [None, None, None])

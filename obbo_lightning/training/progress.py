@@ -33,6 +33,7 @@ class RoundProgress(L.Callback):
             TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(compact=True),
             console=self.console,
+            refresh_per_second=2,  # on a machine whose cores are all busy every refresh makes them wait for one another
         )
         self._bar = self._progress.add_task(
             "", total=trainer.num_training_batches, completed=trainer.global_step, shown=""
