@@ -53,11 +53,10 @@ def _lines(
     smooth: bool = False,
 ) -> Path:
     figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
-    width = 1
-    for label in comparison.labels:
-        rounds, values = _seeds(comparison, label, column)
+    curves = {label: _seeds(comparison, label, column) for label in comparison.labels}
+    width = max(1, min(50, min(len(rounds) for rounds, _ in curves.values()) // 4)) if smooth else 1
+    for label, (rounds, values) in curves.items():
         if smooth:
-            width = max(1, min(50, len(rounds) // 4))
             values = np.stack([np.convolve(v, np.ones(width) / width, mode="valid") for v in values])
             rounds = rounds[width - 1 :]
         colour, style = look_of(comparison.labels, label)
