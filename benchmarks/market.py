@@ -30,6 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.prices", dest="prices")
     parser.add_argument("--data.events", dest="events")
+    parser.add_argument("--turns", type=int, default=3, help="runs of `fit` of each kind")
     parser.add_argument("--threads", type=int, default=2)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
@@ -38,7 +39,7 @@ def main() -> None:
     task = spline_task(walks.T, training=torch.arange(SUBSET) % 5 != 2, standardise=True)
     solvers(task)
     if asked.prices:
-        whole(asked.prices, asked.events or "auto", task)
+        whole(asked.prices, asked.events or "auto", task, asked.turns)
 
 
 def solvers(task: Task) -> None:
@@ -63,10 +64,10 @@ def solvers(task: Task) -> None:
     )
 
 
-def whole(prices: str, events: str, task: Task) -> None:
+def whole(prices: str, events: str, task: Task, turns: int) -> None:
     """`fit` after imports, reading the files included, against the banded loop alone; and OAGD against OBBO."""
     seconds: dict[str, list[float]] = {"obbo": [], "oagd": [], "banded": []}
-    for _ in range(3):
+    for _ in range(turns):
         for name in ("obbo", "oagd"):
             flags = ["--config", "configs/market.yaml", "--algorithm", name]
             flags += ["--data.prices", prices, "--data.events", events]
