@@ -258,6 +258,7 @@ def test_every_algorithm_plays_the_market(name, tmp_path, capsys):
     assert np.array_equal(regrets, kept[-1])
     assert float(last["regret/euclidean"]) == pytest.approx(np.median(regrets), rel=1e-12)
     assert float(last["test_mse"]) == pytest.approx(np.median([float(row["test_mse"]) for row in rows]), rel=1e-6)
+    assert last["test_mse_se"] == ""
     summary = json.loads(run.summary.read_text())
     errors = np.array([float(row["test_mse"]) for row in rows])
     assert summary["test_mse"] == pytest.approx(errors.mean(), rel=1e-6)
@@ -305,6 +306,19 @@ def test_a_market_run_that_was_killed_after_its_last_checkpoint_is_finished_by_r
     assert cli.main(["resume", str(run)]) == 0
     assert (run / "events.csv").read_bytes() == before
     assert (run / "summary.json").exists()
+
+
+def test_the_figure_compares_medians_with_the_median_before_training(tmp_path, monkeypatch):
+    from obbo_lightning.training import run as runs
+
+    drawn = []
+    monkeypatch.setattr(runs, "draw_figures", lambda *arguments: drawn.append(arguments) or [])
+    assert cli.main(["fit", *FLAGS, "--output", str(tmp_path)]) == 0
+    stream = MarketStream(**SMALL)
+    problem, outer, test = stream.problem(), stream.initial_outer(None, 0), stream.test[0]
+    errors = problem.scores(outer, problem.solution(outer, test), test)["mse"].numpy()
+    assert drawn[0][3] == pytest.approx(np.median(errors), rel=1e-9)
+    assert abs(np.mean(errors) - np.median(errors)) > 0.05  # a mean would have been something else
 
 
 def test_skipped_events_are_listed_in_the_run_directory(files, tmp_path):

@@ -284,6 +284,15 @@ def test_a_disk_that_refuses_leaves_the_older_checkpoint(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])
+def test_more_tasks_than_the_runs_own_can_be_asked_for(tiny, command, capsys):
+    directory = fit(tiny)
+    assert cli.main([command, str(directory.path), "--tasks", "4"]) == 0
+    assert f"{command} on 4 tasks" in capsys.readouterr().out
+    assert cli.main([command, str(directory.path), "--tasks", "many"]) == 2
+    assert "--tasks must be a number of tasks, got 'many'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
 def test_a_run_is_judged_on_other_tasks(tiny, command, capsys):
     directory = fit(tiny)
     capsys.readouterr()

@@ -48,7 +48,8 @@ def _draw_scores(table: dict[str, np.ndarray], path: Path, metric: str, untraine
     at = np.concatenate([[0], rounds[tested]])
     test = np.concatenate([[untrained], table[f"test_{metric}"][tested]])
     errors = np.concatenate([[np.nan], table[f"test_{metric}_se"][tested]])
-    axes.errorbar(at, test, yerr=errors, color=ORANGE, marker="o", capsize=3, label="test tasks, ± standard error")
+    label = "test tasks, ± standard error" if np.isfinite(errors).any() else "test, median over lanes"
+    axes.errorbar(at, test, yerr=errors, color=ORANGE, marker="o", capsize=3, label=label)
     axes.axhline(untrained, color=GREY, linestyle=":", linewidth=1, label="untrained")
     axes.set(xlabel="round t", ylabel=metric, title=title)
     axes.legend(frameon=False)

@@ -7,7 +7,7 @@ import lightning as L
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from obbo_lightning.training.recorder import Recorder, mean_and_error
+from obbo_lightning.training.recorder import Recorder
 
 RECENT = 50  # rounds that the stream's average is over
 
@@ -48,7 +48,7 @@ class RoundProgress(L.Callback):
             return
         row, metric = self.recorder.row, self.recorder.metric
         self._recent.append(float(row[metric]))
-        stream, test = sum(self._recent) / len(self._recent), mean_and_error(self.recorder.tested)[0]
+        stream, test = sum(self._recent) / len(self._recent), self.recorder.centre_and_error(self.recorder.tested)[0]
         speed = self._progress.tasks[0].speed or self._progress.tasks[0].finished_speed or 0.0
         shown = f"{metric} {stream:.4g}  test {test:.4g}  regret {row['regret/euclidean']:.3g}  {speed:.1f}/s"
         self._progress.update(self._bar, completed=row["round"], shown=shown)

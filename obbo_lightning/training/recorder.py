@@ -109,10 +109,8 @@ class Recorder(L.Callback):
         if rounds % self.evaluate_every == 0 or last:
             began = time.perf_counter()
             self.tested = self._evaluate(module)
-            # Like everything in a row: the median over lanes. Tasks of one lane have a mean and its error.
-            many = module.outer.shape[0] > 1
-            mean, error = (statistics.median(self.tested), None) if many else mean_and_error(self.tested)
-            self.row |= {f"test_{self.metric}": mean, f"test_{self.metric}_se": error}
+            centre, error = self.centre_and_error(self.tested)
+            self.row |= {f"test_{self.metric}": centre, f"test_{self.metric}_se": error}
             clock["evaluation_seconds"] = time.perf_counter() - began
         if trainer.is_global_zero:
             self.metrics.append(self.row)
@@ -138,6 +136,11 @@ class Recorder(L.Callback):
         self._handlers = {}
         self.metrics.close()
         self.timings.close()
+
+    def centre_and_error(self, values: Sequence[float]) -> tuple[float, float | None]:
+        """What stands for an evaluation: like all of a row the median over lanes; tasks of one lane have a mean."""
+        several_lanes = len(values) > len(self.test)
+        return (statistics.median(values), None) if several_lanes else mean_and_error(values)
 
     def _evaluate(self, module: OnlineBilevelModule) -> list[float]:
         values = []

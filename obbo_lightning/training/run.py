@@ -126,7 +126,8 @@ def fit(
     trainer.fit(module, data, ckpt_path=checkpoint)
     for lane_recorder in many:
         lane_recorder.write(module, {f"test_{metric}": recorder.tested})
-    figures = draw_figures(run.metrics, run.figures, metric, mean_and_error(recorder.untrained)[0], _title(settings))
+    untrained, _ = recorder.centre_and_error(recorder.untrained)
+    figures = draw_figures(run.metrics, run.figures, metric, untrained, _title(settings))
     summary = summarise_run(settings, run, recorder, recorder.seconds_before + time.perf_counter() - began)
     if lanes is not None:
         summary |= {"events": len(lanes), "events_skipped": len(skipped)}
