@@ -1,11 +1,12 @@
 """The command line: fit, resume, validate, test, compare, report. Every mistake is one line and exit code 2."""
 
+import argparse
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 USAGE = """usage: obbo COMMAND [flags]
 
@@ -14,7 +15,7 @@ USAGE = """usage: obbo COMMAND [flags]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report [--tasks N] [--checkpoint FILE]
   test RUN_DIR        adapt a run's outer variable to test tasks and report [--tasks N] [--checkpoint FILE]
   compare             a grid of runs, resumable: --config configs/compare/default.yaml [--jobs N] [--dry_run]
-  report DIR [DIR...] tables and figures of all finished runs [--output DIR] [--title TEXT] [--event 'AMD DAY']
+  report DIR [DIR...] one page, tables and figures of finished runs [--output DIR] [--title TEXT] [--reference LABEL]
 
   obbo fit --help     every flag of the chosen algorithm, data and trainer
   obbo fit --config configs/default.yaml --algorithm sobow --algorithm.window 25 --seed 3
@@ -115,51 +116,46 @@ def _resume_caught(arguments: list[str]) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line like everything here."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(command, add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{self.prog}: {message}")
+
+
 def _compare(arguments: list[str]) -> int:
-    rest, jobs, dry_run, files, output = list(arguments), "1", False, [], "runs/compare"
-    flags: list[str] = []
-    while rest:
-        word = rest.pop(0)
-        key, equals, value = word.partition("=")
-        if key == "--dry_run" and not equals:
-            dry_run = True
-        elif key in ("--config", "--jobs", "--output"):
-            if not equals and not rest:
-                raise ValueError(f"{key} needs a value, got none")
-            value = value if equals else rest.pop(0)
-            if key == "--config":
-                files.append(value)
-            elif key == "--jobs":
-                jobs = value
-            else:
-                output = value
-        else:
-            flags.append(word)
-    if len(files) != 1:
-        raise ValueError(f"compare needs one --config FILE, got {' '.join(files) or 'none'}")
-    if not jobs.isdigit() or int(jobs) < 1:
-        raise ValueError(f"--jobs must be an integer of at least 1, got {jobs!r}")
+    parser = _Parser("compare")
+    parser.add_argument("--config", required=True, type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=Path("runs/compare"))
+    parser.add_argument("--dry_run", action="store_true")
+    asked, flags = parser.parse_known_args(arguments)
+    if asked.jobs < 1:
+        raise ValueError(f"--jobs must be an integer of at least 1, got {asked.jobs}")
     from rich.console import Console
 
     from obbo_lightning.experiments import compare
     from obbo_lightning.experiments.grid import read_grid
 
     console = Console()
-    grid = read_grid(Path(files[0]), flags)
-    root = Path(output) / grid.name
-    if dry_run:
+    grid = read_grid(asked.config, flags)
+    root = asked.output / grid.name
+    if asked.dry_run:
         for cell in grid.cells:
             state = "finished" if (root / cell.name / "summary.json").is_file() else f"{cell.settings['rounds']} rounds"
             console.print(f"{cell.name}: {state}", soft_wrap=True, highlight=False)
         waiting = [cell for cell in grid.cells if not (root / cell.name / "summary.json").is_file()]
-        minutes = compare.estimate_seconds(waiting, int(jobs)) / 60
+        minutes = compare.estimate_seconds(waiting, asked.jobs) / 60
         console.print(
-            f"{len(waiting)} of {len(grid.cells)} cells to play, about {minutes:.1f} minutes with --jobs {jobs}"
+            f"{len(waiting)} of {len(grid.cells)} cells to play, about {minutes:.1f} minutes with --jobs {asked.jobs}"
         )
         return 0
     runs = compare.prepare(grid, root)
     try:
-        failed = compare.run_cells(grid.cells, runs, int(jobs), console)
+        failed = compare.run_cells(grid.cells, runs, asked.jobs, console)
     except compare.Interrupted as stop:
         print(f"obbo: {stop}", file=sys.stderr)
         return 128 + stop.signum
@@ -230,38 +226,29 @@ def _judge(command: str, arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    options: dict[str, str | None] = {"--output": None, "--title": None, "--event": None, "--reference": None}
-    paths: list[Path] = []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if word in options:
-            options[word] = rest.pop(0) if rest else None
-            if options[word] is None:
-                raise ValueError(f"{word} needs a value, got none")
-        elif word.startswith("-"):
-            raise ValueError(
-                f"report takes DIR [DIR...], --output DIR, --title TEXT, --event 'TICKER DAY' and --reference LABEL, "
-                f"got {word!r}"
-            )
-        else:
-            paths.append(Path(word))
-    if not paths:
-        raise ValueError("report needs a directory with runs, got nothing")
+    parser = _Parser("report")
+    parser.add_argument("directories", nargs="+", type=Path)
+    for option in ("--output", "--title", "--event", "--reference"):
+        parser.add_argument(option)
+    asked = parser.parse_args(arguments)
     from rich.console import Console
     from rich.markdown import Markdown
 
     from obbo_lightning.experiments.report import write_report
+    from obbo_lightning.experiments.tables import as_markdown
 
-    output = Path(options["--output"] or paths[0] / "report")
-    ticker, _, day = (options["--event"] or "").partition(" ")
-    event = (ticker, day) if options["--event"] else None
-    written = write_report(paths, output, options["--title"] or paths[0].resolve().name, event, options["--reference"])
+    output = Path(asked.output or asked.directories[0] / "report")
+    ticker, _, day = (asked.event or "").partition(" ")
+    title = asked.title or asked.directories[0].resolve().name
+    report = write_report(asked.directories, output, title, (ticker, day) if asked.event else None, asked.reference)
     console = Console()
-    console.print(Markdown((output / "table.md").read_text()))
-    for path in written:
-        console.print(str(path), soft_wrap=True)
-    return 0
+    for table in report.tables:
+        console.print(Markdown(as_markdown(table)))
+    files = ", ".join(sorted(path.name for path in report.written if path != report.page))
+    console.print(f"\n{report.page}\nbeside it: {files}", soft_wrap=True, highlight=False)
+    for one in report.left_out:
+        print(f"obbo: {one}", file=sys.stderr)
+    return 1 if report.left_out else 0
 
 
 def _earlier_run(command: str, arguments: list[str]) -> tuple[dict[str, Any], Any, Path | None]:

@@ -27,11 +27,14 @@ def default_config() -> Path:
     return packaged if packaged.exists() else Path(__file__).parents[1] / "configs" / "default.yaml"
 
 
-def read_layers(arguments: Sequence[str]) -> tuple[Settings, set[str]]:
-    """Merge the default, every ``--config`` file in order, and the flags; also return the bare switches given."""
+def read_layers(arguments: Sequence[str], above: Settings | None = None) -> tuple[Settings, set[str]]:
+    """Merge the default, every ``--config`` file in order, and the flags; also return the bare switches given.
+
+    ``above`` is one more layer, above the files and below the flags.
+    """
     flags, files, switches = _read_flags(arguments)
     merged = _read_file(default_config())
-    for layer in (*(_read_file(Path(file)) for file in files), flags):
+    for layer in (*(_read_file(Path(file)) for file in files), above or {}, flags):
         _require_sections(layer)
         if layer is not flags:
             merged = overlay(merged, layer)

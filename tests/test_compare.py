@@ -30,7 +30,7 @@ GRID = {
 
 
 def write(path, **changes):
-    path.write_text(yaml.safe_dump({**GRID, **changes}))
+    path.write_text(yaml.safe_dump({**GRID, **changes}, sort_keys=False))
     return str(path)
 
 
@@ -53,6 +53,25 @@ def test_a_grid_is_every_combination_that_makes_sense(tmp_path):
     assert first["experiment"] == "small"
 
 
+def test_settings_that_change_together_are_one_axis(tmp_path):
+    streams = {"short": {"rounds": 5, "algorithm.window": 2}, "long": {"rounds": 9, "algorithm.window": 3}}
+    path = write(tmp_path / "grid.yaml", grid={"algorithm": ["obbo", "adam"], "stream": streams})
+    cells = {cell.name: cell.settings for cell in read_grid(Path(path)).cells}
+    assert list(cells) == ["obbo-stream_short", "obbo-stream_long", "adam-stream_short", "adam-stream_long"]
+    assert [cell["rounds"] for cell in cells.values()] == [5, 9, 5, 9]
+    assert cells["obbo-stream_long"]["algorithm"]["window"] == 3
+    assert "window" not in cells["adam-stream_long"]["algorithm"]
+
+
+def test_settings_of_all_cells_leave_each_algorithm_its_own(tmp_path):
+    settings = {**GRID["settings"], "algorithm": {"lr": 0.5}, "per_algorithm": {"adam": {"lr": 0.25}}}
+    cells = read_grid(Path(write(tmp_path / "grid.yaml", settings=settings))).cells
+    assert {(c.settings["algorithm"]["name"], c.settings["algorithm"]["lr"]) for c in cells} == {
+        ("obbo", 0.5),
+        ("adam", 0.25),
+    }
+
+
 @pytest.mark.parametrize("path", sorted((CONFIGS / "compare").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_comparisons_that_we_ship_are_complete(path):
     grid = read_grid(path)
@@ -72,8 +91,12 @@ def test_the_comparisons_that_we_ship_are_complete(path):
         ({"grid": {"algorithm.windw": [1]}}, [], "grid.algorithm.windw must be taken by one of obbo"),
         ({"base": "nothing.yaml"}, [], "nothing.yaml cannot be read"),
         ({}, ["--algorithm.clipp", "3"], "algorithm.clip"),
-        ({}, ["--jobs", "0"], "--jobs must be an integer of at least 1, got '0'"),
-        ({}, ["--jobs"], "--jobs needs a value"),
+        ({}, ["--jobs", "0"], "--jobs must be an integer of at least 1, got 0"),
+        ({}, ["--jobs"], "argument --jobs: expected one argument"),
+        ({}, ["--jobs", "two"], "argument --jobs: invalid int value: 'two'"),
+        ({"grid": {"stream": {"a": 3}}}, [], "grid.stream.a must have settings, got 3"),
+        ({"grid": {"stream": {}}}, [], "grid.stream must have values to try"),
+        ({"grid": {"stream": {"a": {"algorithm.widow": 3}}}}, [], "grid.algorithm.widow must be taken by one of obbo"),
     ],
 )
 def test_mistakes_are_one_line(changes, flags, message, tmp_path, capsys):
@@ -87,7 +110,7 @@ def test_mistakes_are_one_line(changes, flags, message, tmp_path, capsys):
 
 def test_compare_needs_its_config(capsys):
     assert cli.main(["compare", "--jobs", "2"]) == 2
-    assert "compare needs one --config FILE" in capsys.readouterr().err
+    assert "the following arguments are required: --config" in capsys.readouterr().err
 
 
 def test_a_plan_is_printed_with_its_time_and_nothing_is_made(tmp_path, capsys):

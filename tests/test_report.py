@@ -1,14 +1,18 @@
 """`report` against plain NumPy on the files of the runs."""
 
+import base64
 import csv
 import json
+import shutil
+from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from obbo_lightning import cli
-from obbo_lightning.experiments.comparison import finished_runs, read_comparison, tell_apart
+from obbo_lightning.experiments.runs import find_runs, tell_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 FAST = ["--evaluation.every", "2", "--evaluation.tasks", "2", "--problem.filters", "3", "--data.image_size", "16"]
@@ -27,6 +31,11 @@ def runs(tmp_path_factory):
 def report(runs):
     assert cli.main(["report", str(runs / "runs"), "--output", str(runs / "out"), "--title", "small"]) == 0
     return runs / "out"
+
+
+def read_rows(path):
+    with path.open() as file:
+        return {row["algorithm"]: row for row in csv.DictReader(file)}
 
 
 def columns(path, name):
@@ -51,6 +60,67 @@ def test_the_table_is_what_numpy_makes_of_the_runs(runs, report):
                 expected += f" ± {values.std(ddof=1) / len(values) ** 0.5:.{digits}f}"
             assert cell == expected
         assert row[8] == f"{calls.mean():.0f}"
+
+
+def test_the_paired_differences_are_what_numpy_makes_of_the_runs(runs, report):
+    rows = read_rows(report / "paired.csv")
+    assert list(rows) == ["sobow", "adam"]
+    regrets = {}
+    for name in ("obbo", "sobow"):
+        found = sorted(p for p in (runs / "runs").glob("*/*") if p.name.startswith(name))
+        seeds = {json.loads((p / "summary.json").read_text())["seed"]: p for p in found}
+        regrets[name] = np.array([columns(seeds[s] / "metrics.csv", "regret/euclidean")[-1] for s in (0, 1)])
+    differences = regrets["sobow"] - regrets["obbo"]
+    expected = f"{differences.mean():+.1f} ± {differences.std(ddof=1) / 2**0.5:.1f}"
+    assert rows["sobow"]["regret"] == expected.replace("-0.0 ", "+0.0 ")
+    assert rows["sobow"]["larger / smaller"].split(",")[0].count("/") == 1
+    assert (rows["sobow"]["pairs"], rows["adam"]["pairs"]) == ("2", "1")
+
+
+def test_tables_say_the_same_in_every_format(report):
+    for name in ("table", "paired"):
+        with (report / f"{name}.csv").open() as file:
+            rows = list(csv.reader(file))
+        markdown = (report / f"{name}.md").read_text().splitlines()
+        assert [[cell.strip() for cell in line.strip("|").split("|")] for line in (markdown[0], *markdown[2:])] == rows
+        latex = (report / f"{name}.tex").read_text()
+        assert latex.count(r"\\") == len(rows)
+        assert latex.count(" & ") == len(rows) * (len(rows[0]) - 1)
+        page = (report / "report.html").read_text()
+        assert all(f"<td>{cell}</td>" in page for row in rows[1:] for cell in row)
+
+
+def test_the_page_stands_alone(report):
+    page = (report / "report.html").read_text()
+    found = Links()
+    found.feed(page)
+    assert [source.split(",")[0] for source in found.sources] == ["data:image/svg+xml;base64"] * 5
+    assert all(found.alternatives)
+    for source in found.sources:
+        svg = ElementTree.fromstring(base64.b64decode(source.split(",")[1]))
+        assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "http" not in page.replace("http-equiv", "")
+    assert "prefers-color-scheme: dark" in page
+    assert "@media print" in page
+    assert 'name="viewport"' in page
+
+
+class Links(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.sources, self.alternatives = [], []
+
+    def handle_starttag(self, tag, attributes):
+        assert tag not in ("script", "link", "iframe")
+        if tag == "img":
+            self.sources.append(dict(attributes)["src"])
+            self.alternatives.append(dict(attributes)["alt"])
+
+
+def test_names_cannot_break_the_page(runs, tmp_path):
+    title = "<script>alert(1)</script> & a title that is much longer than any figure is wide, and goes on and on"
+    assert cli.main(["report", str(runs / "runs"), "--output", str(tmp_path), "--title", title]) == 0
+    assert "<script>" not in (tmp_path / "report.html").read_text()
 
 
 def test_every_round_of_every_run_is_in_the_csv(runs, report):
@@ -82,11 +152,12 @@ def test_variants_of_an_algorithm_are_told_apart():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "report needs a directory with runs, got nothing"),
+        ([], "report: the following arguments are required: directories"),
         (["nowhere"], "report needs directories, got 'nowhere'"),
         (["{empty}"], "report needs finished runs, and found none in"),
-        (["{runs}", "--output"], "--output needs a value"),
-        (["{runs}", "--format", "x"], "got '--format'"),
+        (["{runs}", "--output"], "report: argument --output: expected one argument"),
+        (["{runs}", "--format", "x"], "report: unrecognized arguments: --format x"),
+        (["{runs}", "--reference", "oagd"], "--reference must be one of obbo; sobow; adam, got 'oagd'"),
         (["{runs}", "--event", "AMD 2021-11-08"], "--event needs market runs with their prices"),
         (["{runs}", "--output", "{file}"], "--output must be a folder that can be made"),
     ],
@@ -101,44 +172,90 @@ def test_mistakes_are_one_line(arguments, message, runs, tmp_path, capsys):
     assert error.count("\n") == 1
 
 
-def test_runs_of_other_experiments_and_damaged_ones_are_named(runs, tmp_path, capsys):
-    import shutil
-
-    shutil.copytree(runs / "runs", tmp_path / "runs")
-    (victim,) = list((tmp_path / "runs").glob("*/adam-*"))
-    (victim / "metrics.csv").write_text("round,loss\n1\n")
-    assert cli.main(["report", str(tmp_path / "runs")]) == 2
-    assert f"{victim.name} cannot be reported" in capsys.readouterr().err
-    config = (victim / "config.yaml").read_text()
-    (victim / "config.yaml").write_text(config.replace("ways: 5", "ways: 4"))
-    assert cli.main(["report", str(tmp_path / "runs")]) == 2
-    assert "runs of one experiment" in capsys.readouterr().err
-
-
-def test_runs_that_cannot_be_averaged_are_refused(runs, tmp_path, capsys):
-    import shutil
-
+@pytest.fixture
+def copied(runs, tmp_path):
     shutil.copytree(runs / "runs", tmp_path / "runs")
     (adam,) = (tmp_path / "runs").glob("*/adam-*")
-    shutil.copytree(adam, adam.with_name("adam-again"))
-    assert cli.main(["report", str(tmp_path / "runs")]) == 2
-    assert "needs each seed once, got adam with seed 0" in capsys.readouterr().err
-    config = adam.with_name("adam-again") / "config.yaml"
-    text = config.read_text()
-    config.write_text(text.replace("regret_window: 10", "regret_window: 3"))
-    assert cli.main(["report", str(tmp_path / "runs")]) == 2
-    assert "another regret_window" in capsys.readouterr().err
-    config.write_text(text.replace("seed: 0", "seed: 7").replace("rounds: 5", "rounds: 6"))
-    assert cli.main(["report", str(tmp_path / "runs")]) == 2
-    assert "the same rounds for all seeds of adam" in capsys.readouterr().err
-    config.write_text("nothing: 1")
-    assert cli.main(["report", str(tmp_path / "runs")]) == 2
-    assert "its config.yaml has no" in capsys.readouterr().err
+    return tmp_path, adam
+
+
+def labels(folder):
+    with (folder / "report" / "table.csv").open() as file:
+        return [row["algorithm"] for row in csv.DictReader(file)]
+
+
+def truncate(adam):
+    text = (adam / "metrics.csv").read_text()
+    (adam / "metrics.csv").write_text(text[: len(text) // 2])
+
+
+def scribble(adam):
+    text = (adam / "metrics.csv").read_text().splitlines()
+    text[2] = text[2].replace(",", ",oops", 3)
+    (adam / "metrics.csv").write_text("\n".join(text) + "\n")
+
+
+def edit(name, old, new):
+    def damage(adam):
+        text = (adam / name).read_text()
+        assert old in text
+        (adam / name).write_text(text.replace(old, new))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda adam: (adam / "metrics.csv").write_text("round,loss\n1\n"), "it is damaged: "),
+        (lambda adam: (adam / "metrics.csv").unlink(), "it is damaged: FileNotFoundError"),
+        (truncate, "it is damaged: "),
+        (scribble, "it is damaged: "),
+        (lambda adam: (adam / "summary.json").write_text('{"rounds": 5'), "it is damaged: JSONDecodeError"),
+        (lambda adam: (adam / "summary.json").unlink(), "it is not finished"),
+        (lambda adam: (adam / "config.yaml").write_text("nothing: 1"), "its config.yaml has no algorithm"),
+        (lambda adam: (adam / "config.yaml").write_text("a: [1"), "its config.yaml cannot be read"),
+        (edit("config.yaml", "ways: 5", "ways: 4"), "it is of another experiment, with another data than"),
+        (
+            edit("config.yaml", "regret_window: 10", "regret_window: 3"),
+            "it is of another experiment, with another regret_window",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_named_and_the_rest_is_reported(damage, reason, copied, capsys):
+    folder, adam = copied
+    damage(adam)
+    assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"obbo: {adam} is left out: {reason}")
+    assert error.count("\n") == 1
+    assert labels(folder) == ["obbo", "sobow"]
+    assert f"{adam} is left out" in (folder / "report" / "report.html").read_text()
+
+
+def test_runs_that_cannot_be_averaged_are_left_out(copied, capsys):
+    folder, adam = copied
+    again = adam.with_name("adam-again")
+    shutil.copytree(adam, again)
+    command = ["report", str(folder / "runs"), "--output", str(folder / "report")]
+    assert cli.main(command) == 1
+    assert "is left out: adam with seed 0 is in" in capsys.readouterr().err
+    assert labels(folder) == ["obbo", "sobow", "adam"]
+    edit("config.yaml", "seed: 0", "seed: 7")(again)
+    edit("config.yaml", "rounds: 5", "rounds: 6")(again)
+    assert cli.main(command) == 1
+    assert "is left out: 6 rounds, where the other seeds of adam have 5" in capsys.readouterr().err
+
+
+def test_an_algorithm_that_we_do_not_know_is_reported_too(copied):
+    folder, adam = copied
+    edit("config.yaml", "name: adam", "name: mine")(adam)
+    edit("summary.json", '"adam"', '"mine"')(adam)
+    assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
+    assert labels(folder) == ["obbo", "sobow", "mine"]
 
 
 def test_a_report_beside_its_runs_sees_the_new_ones(runs, tmp_path):
-    import shutil
-
     shutil.copytree(runs / "runs", tmp_path / "runs")
     (adam,) = (tmp_path / "runs").glob("*/adam-*")
     shutil.move(adam, tmp_path / "aside")
@@ -151,12 +268,12 @@ def test_a_report_beside_its_runs_sees_the_new_ones(runs, tmp_path):
 
 
 def test_unfinished_runs_are_left_out(runs, tmp_path):
-    import shutil
-
     shutil.copytree(runs / "runs", tmp_path / "runs")
     (unfinished,) = list((tmp_path / "runs").glob("*/adam-*"))
     (unfinished / "summary.json").unlink()
-    assert read_comparison(finished_runs([Path(tmp_path / "runs")])).labels == ["obbo", "sobow"]
+    found, left_out = find_runs([Path(tmp_path / "runs")])
+    assert {run.settings["algorithm"]["name"] for run in found} == {"obbo", "sobow"}
+    assert [one.path for one in left_out] == [unfinished]
 
 
 MARKET = ["--config", str(Path(__file__).parents[1] / "configs" / "market.yaml"), "--rounds", "20"]
@@ -185,17 +302,23 @@ def test_the_market_table_is_what_numpy_makes_of_the_events(market):
     expected = [errors.mean(), errors.std(ddof=1) / 40**0.5, median, np.median(np.abs(errors - median))]
     assert rows["obbo, window = 1"][1:5] == [f"{value:.4f}" for value in expected]
     assert rows["sobow"][5] == f"{np.median(columns(theirs / 'events.csv', 'regret')):.3f}"
-    assert rows["sobow"][7] == f"{(errors < others).sum()} / {(errors > others).sum()}"
+    pairs = read_rows(market / "out" / "paired.csv")["sobow"]
+    assert pairs["larger / smaller"].startswith(f"{(others > errors).sum()} / {(others < errors).sum()}, p = ")
+    difference, _, error = pairs["difference of the mean squared error"].partition(" ± ")
+    assert float(difference) == pytest.approx((others - errors).mean(), abs=6e-5)
+    assert float(error) == pytest.approx((others - errors).std(ddof=1) / 40**0.5, abs=6e-5)
     naive = columns(mine / "events.csv", "naive_mse")
     assert rows["last value"][1] == f"{naive.mean():.4f}"
 
 
 def test_the_market_figures_are_there_and_are_made_again(market, tmp_path):
     names = {p.name for p in (market / "out").iterdir()}
-    drawn = {"regret.png", "gradient_norms.png", "forecast_errors.png", "SIM003_subsets.png", "SIM003_forecasts.png"}
-    assert drawn | {"events.csv", "regret.csv", "table.md"} == names
+    drawn = {"regret", "gradient_norms", "forecast_errors", "SIM003_subsets", "SIM003_forecasts"}
+    files = {f"{name}.{kind}" for name in drawn for kind in ("png", "svg")}
+    files |= {f"{name}.{kind}" for name in ("table", "paired") for kind in ("md", "csv", "tex")}
+    assert files | {"events.csv", "regret.csv", "report.html"} == names
     assert cli.main(["report", str(market / "out"), "--output", str(tmp_path)]) == 0
-    assert len(list(tmp_path.iterdir())) == 6  # one event alone needs its prices
+    assert {p.name for p in tmp_path.iterdir()} == {n for n in names if not n.startswith("SIM003")}  # needs its prices
     mine, again = (p.read_text().splitlines() for p in (market / "out" / "table.md", tmp_path / "table.md"))
     assert mine[2].split("|")[1:4] == again[2].split("|")[1:4]
 
@@ -205,7 +328,7 @@ def test_another_reference_is_compared_with_the_others(market, tmp_path):
     assert cli.main(["report", str(market / "runs"), "--output", str(tmp_path), *reference]) == 0
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert lines[2].startswith("| obbo, window = 3 |")
-    assert "| obbo, window = 3 better / worse |" in lines[0]
+    assert "obbo, window = 3" not in read_rows(tmp_path / "paired.csv")
     assert cli.main(["report", str(market / "runs"), "--output", str(tmp_path), "--reference", "mine"]) == 2
 
 
@@ -216,12 +339,13 @@ def test_mistakes_in_market_reports_are_one_line(market, tmp_path, capsys):
     assert (
         cli.main(["fit", *MARKET, "--seed", "1", "--algorithm.window", "3", "--output", str(tmp_path / "seeds")]) == 0
     )
-    assert cli.main(["report", runs, str(tmp_path / "seeds"), "--output", str(tmp_path)]) == 2
-    assert "needs the same seeds for all" in capsys.readouterr().err
+    capsys.readouterr()
+    assert cli.main(["report", runs, str(tmp_path / "seeds"), "--output", str(tmp_path / "out")]) == 1
+    assert "is left out: not all algorithms have the seed 1" in capsys.readouterr().err
     (alone,) = (tmp_path / "seeds").glob("*/*")
     assert cli.main(["report", str(alone), "--output", str(alone)]) == 2
     assert "--output must not be a run directory" in capsys.readouterr().err
     assert cli.main(["fit", *MARKET, "--data.horizon", "9", "--output", str(tmp_path / "other")]) == 0
     capsys.readouterr()
-    assert cli.main(["report", runs, str(tmp_path / "other"), "--output", str(tmp_path)]) == 2
-    assert "runs of one experiment" in capsys.readouterr().err
+    assert cli.main(["report", runs, str(tmp_path / "other"), "--output", str(tmp_path / "out")]) == 1
+    assert "is left out: it is of another experiment, with another data than" in capsys.readouterr().err

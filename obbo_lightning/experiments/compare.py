@@ -18,6 +18,8 @@ from obbo_lightning.training.run_directory import RunDirectory, write_atomically
 
 LOOK_EVERY = 0.5  # seconds
 LOG = "log.txt"
+SMALL = ("market", "quadratic")  # data whose runs take seconds
+TOGETHER = 8  # of them in one subprocess
 
 
 class Failure(NamedTuple):
@@ -127,10 +129,10 @@ class _Signals:
 def _batches(
     waiting: Sequence[RunDirectory], cells: Sequence[Cell], runs: Sequence[RunDirectory], jobs: int
 ) -> list[list[RunDirectory]]:
-    """One subprocess a cell; but market runs take less time than a start of Python, and share one."""
-    if waiting and all(cell.settings["data"]["name"] == "market" for cell in cells):
-        return [list(waiting[i::jobs]) for i in range(min(jobs, len(waiting)))]
-    return [[run] for run in waiting]
+    """One subprocess a cell; but where a run takes no longer than a start of Python, some share one."""
+    small = all(cell.settings["data"]["name"] in SMALL for cell in cells)
+    size = max(1, min(TOGETHER, -(-len(waiting) // jobs))) if small else 1
+    return [list(waiting[i : i + size]) for i in range(0, len(waiting), size)]
 
 
 def _played(run: RunDirectory, rounds: dict[Path, int]) -> int:

@@ -1,14 +1,15 @@
-"""Runs side by side: one table of runs, one of their rounds, and what is said about both."""
+"""Runs side by side: what several algorithms gave on the same tasks."""
 
-import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
-import yaml
 
-from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.experiments.paired import as_cells, compare_pairs
+from obbo_lightning.experiments.runs import Run, sorted_labels
+from obbo_lightning.experiments.tables import Table
+from obbo_lightning.training.table import read_table
 
 RUN_COLUMNS = {
     "label": pl.String,
@@ -38,10 +39,11 @@ ROUND_COLUMNS = {
     "regret": pl.Float64,
     "hypergradient_norm": pl.Float64,
     "residual": pl.Float64,
+    "calls": pl.Int64,
 }
-MAY_DIFFER = ("root", "start")  # of the data of runs that are compared
-# In tables and legends: the paper's, then the others'.
-ORDER = ("obbo", "sobbo", "sobow", "oagd", "adam", "sgdm", "maml", "anil")
+TIME_COLUMNS = {"label": pl.String, "seed": pl.Int64, "round": pl.Int64, "seconds": pl.Float64}
+# Of the tables: column, its name, digits.
+MEASURES = (("regret", "regret", 1), ("stream_last_100", "stream {}, last 100", 3), ("test", "test {}", 3))
 
 
 class Comparison(NamedTuple):
@@ -50,10 +52,12 @@ class Comparison(NamedTuple):
     Attributes:
         runs: a row a run.
         rounds: a row a round of a run.
+        timings: seconds of all rounds so far, at each round with an evaluation.
     """
 
     runs: pl.DataFrame
     rounds: pl.DataFrame
+    timings: pl.DataFrame
 
     @property
     def metric(self) -> str:
@@ -62,187 +66,145 @@ class Comparison(NamedTuple):
 
     @property
     def labels(self) -> list[str]:
-        """Algorithms (and what tells two of the same apart), the paper's first."""
-        return sorted_labels(self.runs["label"].unique(maintain_order=True).to_list())
+        """Algorithms (and what tells two of the same apart), the paper's first; the first is what others face."""
+        return self.runs["label"].unique(maintain_order=True).to_list()
+
+    def facing(self, reference: str | None) -> "Comparison":
+        """In order, with ``reference`` first."""
+        labels = put_first(reference, self.labels)
+        place = pl.col("label").replace_strict({label: i for i, label in enumerate(labels)}, return_dtype=pl.Int64)
+        return Comparison(
+            self.runs.sort(place, "seed"), self.rounds.sort(place, "seed", "round"), self.timings.sort(place, "seed")
+        )
 
 
-def finished_runs(paths: Sequence[Path]) -> list[RunDirectory]:
-    """All of them, wherever they are under ``paths``."""
-    found = [run for run in _runs(paths) if run.finished]
-    if not found:
-        raise ValueError(f"report needs finished runs, and found none in {', '.join(map(str, paths))}")
-    return found
+def put_first(reference: str | None, labels: Sequence[str]) -> list[str]:
+    """The paper's order, but for the reference."""
+    ordered = sorted_labels(labels)
+    if reference is None:
+        return ordered
+    if reference not in ordered:
+        raise ValueError(f"--reference must be one of {'; '.join(ordered)}, got {reference!r}")
+    return [reference, *(label for label in ordered if label != reference)]
 
 
-def read_comparison(finished: Sequence[RunDirectory]) -> Comparison:
-    """From finished run directories."""
-    settings = [read_settings(run) for run in finished]
-    labels = label_runs(finished, settings)
-    rows, rounds = [], []
-    for run, setting, label in zip(finished, settings, labels, strict=True):
-        row, table = _read_run(run, setting, label)
-        rows.append(row)
-        rounds.append(table)
-    return _sorted(Comparison(pl.DataFrame(rows, schema=RUN_COLUMNS), pl.concat(rounds)))
-
-
-def _sorted(comparison: Comparison) -> Comparison:
-    place = {label: i for i, label in enumerate(comparison.labels)}
-    by_label = pl.col("label").replace_strict(place, return_dtype=pl.Int64)
+def read_comparison(runs: Sequence[Run]) -> Comparison:
+    """From labelled runs."""
     return Comparison(
-        comparison.runs.sort(by_label, "seed"), comparison.rounds.sort(by_label, "seed", "round", maintain_order=True)
-    )
+        pl.DataFrame([_row(run) for run in runs], schema=RUN_COLUMNS),
+        pl.concat([_rounds(run) for run in runs]),
+        pl.concat([_timings(run) for run in runs]),
+    ).facing(None)
 
 
-def _runs(paths: Sequence[Path]) -> Iterator[RunDirectory]:
-    for path in paths:
-        if not path.is_dir():
-            raise ValueError(f"report needs directories, got {str(path)!r}")
-        yield from (RunDirectory(config.parent) for config in sorted(path.rglob("config.yaml")))
-
-
-def label_runs(runs: Sequence[RunDirectory], settings: Sequence[dict[str, Any]]) -> list[str]:
-    """The algorithm's name, with whatever tells it from others of that name; refuses runs of several experiments."""
-    first = _yardstick(settings[0])
-    for run, setting in zip(runs, settings, strict=True):
-        for key, value in _yardstick(setting).items():
-            if value != first[key]:
-                raise ValueError(
-                    f"report needs runs of one experiment, got another {key} in {run.path} than in {runs[0].path}"
-                )
-    labels = tell_apart([{**s["algorithm"], "start": s["data"].get("start")} for s in settings])
-    seen: dict[tuple[str, int], int] = {}
-    for i, (label, setting) in enumerate(zip(labels, settings, strict=True)):
-        other = seen.setdefault((label, setting["seed"]), i)
-        if other != i:
-            raise ValueError(
-                f"report needs each seed once, got {label} with seed {setting['seed']} in {runs[i].path} and in "
-                f"{runs[other].path}"
-            )
-        if setting["rounds"] != settings[labels.index(label)]["rounds"]:
-            raise ValueError(
-                f"report needs the same rounds for all seeds of {label}, got {setting['rounds']} in {runs[i].path}"
-            )
-    return labels
-
-
-def _yardstick(settings: dict[str, Any]) -> dict[str, Any]:
-    """What runs must share to be compared."""
+def _row(run: Run) -> dict[str, Any]:
+    summary, metrics = run.summary, run.metrics
+    metric = summary["metric"]
     return {
-        "data": {k: v for k, v in settings["data"].items() if k not in MAY_DIFFER},
-        "problem": settings.get("problem"),
-        "regret_window": settings["regret_window"],
-        "evaluation.tasks": settings["evaluation"]["tasks"],
+        **{name: summary[name] for name in ("algorithm", "seed", "rounds", "metric", "test_tasks", "skipped")},
+        "label": run.label,
+        "lr": run.settings["algorithm"].get("lr"),
+        "untrained_test": summary[f"untrained_test_{metric}"],
+        "test": summary[f"test_{metric}"],
+        "test_se": summary[f"test_{metric}_se"],
+        "gain": summary["gain"],
+        "gain_se": summary["gain_se"],
+        "stream_last_100": metrics[metric].tail(100).mean(),
+        "regret": metrics["regret/euclidean"][-1],
+        "calls": (metrics["gradients"] + metrics["products"]).mean(),
     }
 
 
-def read_settings(run: RunDirectory) -> dict[str, Any]:
-    """A run's configuration."""
-    found = yaml.safe_load(run.config.read_text())
-    for key in ("algorithm", "data", "seed", "rounds", "regret_window", "evaluation"):
-        if not isinstance(found, dict) or key not in found:
-            raise ValueError(f"{run.path} cannot be reported: its config.yaml has no {key}")
-    return dict(found)
+def _rounds(run: Run) -> pl.DataFrame:
+    metric = run.summary["metric"]
+    return run.metrics.select(
+        pl.lit(run.label).alias("label"),
+        pl.lit(run.summary["seed"], pl.Int64).alias("seed"),
+        pl.col("round").cast(pl.Int64),
+        pl.col(metric).cast(pl.Float64).alias("score"),
+        pl.col(f"test_{metric}").cast(pl.Float64).alias("test"),
+        pl.col(f"test_{metric}_se").cast(pl.Float64).alias("test_se"),
+        pl.col("regret/euclidean").cast(pl.Float64).alias("regret"),
+        pl.col("hypergradient_norm").cast(pl.Float64),
+        pl.col("residual").cast(pl.Float64),
+        (pl.col("gradients") + pl.col("products")).cast(pl.Int64).alias("calls"),
+    )
 
 
-def tell_apart(algorithms: Sequence[dict[str, Any]]) -> list[str]:
-    """Names, followed by the settings in which those of the same name differ.
-
-    >>> tell_apart([{"name": "obbo", "lr": 0.1}, {"name": "obbo", "lr": 0.2}, {"name": "adam", "lr": 0.1}])
-    ['obbo, lr = 0.1', 'obbo, lr = 0.2', 'adam']
-    """
-    flat = [dict(_leaves(a)) for a in algorithms]
-    labels = []
-    for one in flat:
-        same = [other for other in flat if other["name"] == one["name"]]
-        different = [key for key in one if any(other.get(key) != one[key] for other in same)]
-        values = {key: f"{one[key]:g}" if isinstance(one[key], float) else str(one[key]) for key in different}
-        labels.append(", ".join([one["name"], *(f"{key} = {value}" for key, value in values.items())]))
-    return labels
-
-
-def sorted_labels(labels: Sequence[str]) -> list[str]:
-    """The paper's algorithms first."""
-    return sorted(labels, key=lambda label: (_place(label.partition(",")[0]), label))
-
-
-def _read_run(run: RunDirectory, settings: dict[str, Any], label: str) -> tuple[dict[str, Any], pl.DataFrame]:
+def _timings(run: Run) -> pl.DataFrame:
+    """Nothing where the clock's file is damaged: a figure less, not a run."""
     try:
-        summary = json.loads(run.summary.read_text())
-        metric = summary["metric"]
-        table = pl.read_csv(run.metrics, infer_schema_length=None)
-        rounds = table.select(
-            pl.lit(label).alias("label"),
-            pl.lit(summary["seed"], pl.Int64).alias("seed"),
-            pl.col("round").cast(pl.Int64),
-            pl.col(metric).cast(pl.Float64).alias("score"),
-            pl.col(f"test_{metric}").cast(pl.Float64).alias("test"),
-            pl.col(f"test_{metric}_se").cast(pl.Float64).alias("test_se"),
-            pl.col("regret/euclidean").cast(pl.Float64).alias("regret"),
-            pl.col("hypergradient_norm").cast(pl.Float64),
-            pl.col("residual").cast(pl.Float64),
-        )
-        calls = float((table["gradients"] + table["products"]).mean())  # type: ignore[arg-type]
-        row = {
-            **{name: summary[name] for name in ("algorithm", "seed", "rounds", "metric", "test_tasks", "skipped")},
-            "label": label,
-            "lr": settings["algorithm"].get("lr"),
-            "untrained_test": summary[f"untrained_test_{metric}"],
-            "test": summary[f"test_{metric}"],
-            "test_se": summary[f"test_{metric}_se"],
-            "gain": summary["gain"],
-            "gain_se": summary["gain_se"],
-            "stream_last_100": summary[f"stream_{metric}_last_100"],
-            "regret": summary["regret_euclidean"],
-            "calls": calls,
-        }
-    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as damage:
-        raise ValueError(f"{run.path} cannot be reported: {type(damage).__name__} {damage}") from None
-    return row, rounds
+        seconds = np.cumsum(read_table(run.directory.timings)["seconds"])
+        rounds = np.flatnonzero(run.metrics[f"test_{run.summary['metric']}"].is_not_null().to_numpy())
+        rows = [(run.label, run.summary["seed"], t + 1, seconds[t]) for t in rounds.tolist()]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        rows = []
+    return pl.DataFrame(rows, schema=TIME_COLUMNS, orient="row")
 
 
-def final_table(comparison: Comparison) -> pl.DataFrame:
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """The final table, and who differs from the first algorithm."""
+    return [_final_table(comparison), *_paired_table(comparison)]
+
+
+def _final_table(comparison: Comparison) -> Table:
     """Means over seeds, each with its standard error where there is more than one seed."""
-    means = [pl.col(c).mean().alias(c) for c in ("regret", "stream_last_100", "test", "gain", "calls")]
-    errors = [
-        (pl.col(c).std() / pl.len().sqrt()).alias(f"{c}_over_seeds")
-        for c in ("regret", "stream_last_100", "test", "gain")
+    metric = comparison.metric
+    rows = []
+    for label in comparison.labels:
+        runs = comparison.runs.filter(pl.col("label") == label)
+        means = [_mean(runs[name], digits) for name, _, digits in (*MEASURES, ("gain", "", 3))]
+        lr, calls = runs["lr"][0], float(runs["calls"].to_numpy().mean())
+        facts = ["" if lr is None else f"{lr:g}", str(runs["rounds"].min()), str(len(runs))]
+        rows.append([label, *facts, *means, f"{calls:.0f}"])
+    names = [name.format(metric) for _, name, _ in MEASURES]
+    return Table(
+        "table",
+        f"Means ± standard error over seeds. Regret is the Euclidean bilevel local regret after the last round; the "
+        f"stream's {metric} is measured before a round is learned from; gain is the test {metric} minus that of the "
+        "untrained network on the same tasks; calls are gradients and second-derivative products a round.",
+        ["algorithm", "α", "rounds", "seeds", *names, "gain", "calls"],
+        rows,
+    )
+
+
+def _paired_table(comparison: Comparison) -> list[Table]:
+    """The others minus the first, seed by seed; not made for runs of different lengths."""
+    first, *others = comparison.labels
+    if not others:
+        return []
+    rows = []
+    for label in others:
+        pairs = _pairs(comparison, first, label)
+        cells = [label, str(len(pairs))]
+        for name, _, digits in MEASURES:
+            known = pairs.drop_nulls([name, f"{name}_right"])
+            paired = compare_pairs(known[name].to_numpy(), known[f"{name}_right"].to_numpy()) if len(known) else None
+            cells += as_cells(paired, digits)
+        rows.append(cells)
+    names = [name.format(comparison.metric) for _, name, _ in MEASURES]
+    columns = [column for name in names for column in (name, "larger / smaller")]
+    return [
+        Table(
+            "paired",
+            f"Each algorithm minus {first} on the same seeds: mean difference ± its standard error; in how many seeds "
+            "it is larger and smaller; p of the two-sided sign test, which needs 6 seeds to come below 0.05. Runs of "
+            "different lengths are not paired.",
+            ["algorithm", "pairs", *columns],
+            rows,
+        )
     ]
-    counts = [pl.len().alias("seeds"), pl.col("rounds").min(), pl.col("lr").first(), pl.col("skipped").sum()]
-    return comparison.runs.group_by("label", maintain_order=True).agg(*counts, *means, *errors)
 
 
-def as_markdown(table: pl.DataFrame, metric: str) -> str:
-    """The final table, as people read it."""
-    lines = [
-        f"| algorithm | α | rounds | seeds | regret | stream {metric}, last 100 | test {metric} | gain | calls |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in table.iter_rows(named=True):
-        cells = [row["label"], f"{row['lr']:g}", str(row["rounds"]), str(row["seeds"])]
-        cells += [
-            _with_error(row, name, digits)
-            for name, digits in (("regret", 1), ("stream_last_100", 3), ("test", 3), ("gain", 3))
-        ]
-        lines.append("| " + " | ".join([*cells, f"{row['calls']:.0f}"]) + " |")
-    return "\n".join(lines) + "\n"
+def _pairs(comparison: Comparison, first: str, second: str) -> pl.DataFrame:
+    mine, theirs = (comparison.runs.filter(pl.col("label") == label) for label in (first, second))
+    return mine.join(theirs, on=["seed", "rounds"])
 
 
-def _with_error(row: dict[str, Any], name: str, digits: int) -> str:
-    error = row[f"{name}_over_seeds"]
-    if row[name] is None:
+def _mean(values: pl.Series, digits: int) -> str:
+    """Mean ± standard error; nothing is hidden where one is not finite."""
+    if values.null_count() or not values.is_finite().all():
         return "not finite"
-    return f"{row[name]:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
-
-
-def _place(algorithm: str) -> int:
-    return ORDER.index(algorithm) if algorithm in ORDER else len(ORDER)
-
-
-def _leaves(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        where = f"{path}.{key}" if path else key
-        if isinstance(value, dict):
-            yield from _leaves(value, where)
-        else:
-            yield where, value
+    numbers = values.to_numpy()
+    error = f" ± {numbers.std(ddof=1) / len(numbers) ** 0.5:.{digits}f}" if len(numbers) > 1 else ""
+    return f"{numbers.mean():.{digits}f}{error}"

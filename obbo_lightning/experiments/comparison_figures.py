@@ -1,131 +1,151 @@
-"""Figures of several algorithms: regret, gradient norms, stream score, test score."""
+"""Figures of several algorithms: regret, gradient norms, stream score, test score, and what each costs."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
-import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
-from obbo_lightning.experiments.comparison import ORDER, Comparison
-from obbo_lightning.experiments.figures import save_figure
-
-# Okabe and Ito's colours, distinguishable for colour-blind readers; an algorithm has the same one everywhere.
-COLOURS = dict(
-    zip(ORDER, ("#0072B2", "#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#888888"), strict=True)
-)
-STYLES = ("-", "--", ":", "-.")
+from obbo_lightning.experiments.comparison import Comparison
+from obbo_lightning.experiments.drawing import Drawing, finish, look_of, new_figure, set_title
 
 
-def draw_comparison(comparison: Comparison, directory: Path, title: str) -> list[Path]:
-    """Write the four figures and return their paths."""
+def draw_comparison(comparison: Comparison, title: str) -> list[Drawing]:
+    """The paper's figures, and two on compute."""
     metric = comparison.metric
     return [
-        _lines(comparison, "regret", directory / "regret.png", title, "cumulative bilevel local regret"),
-        _norms(comparison, directory / "gradient_norms.png", title),
-        _lines(comparison, "score", directory / f"stream_{metric}.png", title, f"stream {metric}", smooth=True),
-        _tests(comparison, directory / f"test_{metric}.png", title),
+        _draw_regret(comparison, title),
+        _draw_norms(comparison, title),
+        _draw_stream(comparison, f"stream_{metric}", title),
+        _draw_tests(comparison, f"test_{metric}", title),
+        _draw_compute(comparison, f"{metric}_against_compute", title),
     ]
 
 
-def look_of(labels: Sequence[str], label: str) -> tuple[str, str]:
-    """Colour and line style: the algorithm's colour, and a style for each of its variants among ``labels``."""
-    algorithm = label.partition(",")[0]
-    variants = [other for other in labels if other.partition(",")[0] == algorithm]
-    return COLOURS.get(algorithm, "#444444"), STYLES[variants.index(label) % len(STYLES)]
+def _draw_regret(comparison: Comparison, title: str) -> Drawing:
+    figure, axes = new_figure(3.7)
+    curves = {label: _seeds(comparison, label, "regret") for label in comparison.labels}
+    _draw_curves(axes[0], comparison, curves)
+    ends = [float(values.mean(axis=0)[-1]) for _, values in curves.values()]
+    if min(ends) > 0 and max(ends) > 20 * min(ends):
+        axes[0].set_yscale("log")
+    axes[0].set(xlabel="round t", ylabel="cumulative bilevel local regret")
+    caption = (
+        "Euclidean bilevel local regret so far, the same yardstick for all. Mean over seeds, band: ± standard error."
+    )
+    return finish(figure, axes[0], "regret", caption, title)
 
 
-def _seeds(comparison: Comparison, label: str, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds ``[T]`` and values ``[seeds, T]`` of the rounds that all seeds have."""
-    chosen = comparison.rounds.filter(pl.col("label") == label)
-    tables = [part.sort("round") for part in chosen.partition_by("seed", maintain_order=True)]
-    length = min(len(part) for part in tables)
-    return tables[0]["round"][:length].to_numpy(), np.stack([part[column][:length].to_numpy() for part in tables])
+def _draw_stream(comparison: Comparison, name: str, title: str) -> Drawing:
+    curves = {label: _seeds(comparison, label, "score") for label in comparison.labels}
+    lengths = [len(rounds) for rounds, _ in curves.values()]
+    width = max(1, min(50, max(lengths) // 4, min(lengths) // 2))
+    smooth = {
+        label: (rounds[width - 1 :], np.stack([np.convolve(v, np.ones(width) / width, mode="valid") for v in values]))
+        for label, (rounds, values) in curves.items()
+    }
+    figure, axes = new_figure(3.7)
+    _draw_curves(axes[0], comparison, smooth)
+    axes[0].set(xlabel="round t", ylabel=f"stream {comparison.metric}, mean of {width} rounds")
+    caption = (
+        f"Prequential {comparison.metric}: each round is judged before it is learned from. Mean over the last {width} "
+        "rounds and over seeds, band: ± standard error over seeds."
+    )
+    return finish(figure, axes[0], name, caption, title)
 
 
-def _lines(
-    comparison: Comparison,
-    column: str,
-    path: Path,
-    title: str,
-    name: str,
-    smooth: bool = False,
-) -> Path:
-    figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
-    curves = {label: _seeds(comparison, label, column) for label in comparison.labels}
-    width = max(1, min(50, min(len(rounds) for rounds, _ in curves.values()) // 4)) if smooth else 1
+def _draw_curves(axes: Axes, comparison: Comparison, curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
     for label, (rounds, values) in curves.items():
-        if smooth:
-            values = np.stack([np.convolve(v, np.ones(width) / width, mode="valid") for v in values])
-            rounds = rounds[width - 1 :]
-        colour, style = look_of(comparison.labels, label)
+        look = look_of(comparison.labels, label)
         mean = values.mean(axis=0)
-        axes.plot(rounds, mean, style, color=colour, label=label)
+        axes.plot(rounds, mean, **look, markevery=0.12)
         if len(values) > 1:
             error = values.std(axis=0, ddof=1) / len(values) ** 0.5
-            axes.fill_between(rounds, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
-    ends = [float(np.asarray(line.get_ydata())[-1]) for line in axes.get_lines()]
-    if min(ends) > 0 and max(ends) > 20 * min(ends):
-        axes.set_yscale("log")
-    axes.set(xlabel="round t", ylabel=name + (f", mean of {width} rounds" if smooth else ""))
-    _title(axes, title, "bands: ± standard error over seeds")
-    axes.legend(frameon=False, ncols=2)
-    return save_figure(figure, axes, path)
+            axes.fill_between(rounds, mean - error, mean + error, color=look["color"], alpha=0.2, linewidth=0)
 
 
-def _norms(comparison: Comparison, path: Path, title: str) -> Path:
+def _draw_norms(comparison: Comparison, title: str) -> Drawing:
     """How large hypergradients are, one row an algorithm."""
     labels = comparison.labels
-    figure, rows = plt.subplots(
-        len(labels), 1, figsize=(6.5, 1 + 0.8 * len(labels)), layout="constrained", sharex=True, squeeze=False
-    )
+    figure, rows = new_figure(0.9 + 0.62 * len(labels), rows=len(labels), sharex=True)
     norms = {
         label: comparison.rounds.filter(pl.col("label") == label)["hypergradient_norm"].to_numpy() for label in labels
     }
-    positive = np.concatenate([n[n > 0] for n in norms.values()])
-    bins = np.geomspace(positive.min(), positive.max() * 1.001, 50)
-    for label, axes in zip(labels, rows[:, 0], strict=True):
-        axes.hist(norms[label], bins=bins, color=look_of(comparison.labels, label)[0], density=False)
-        axes.axvline(float(np.median(norms[label])), color="#444444", linewidth=1, linestyle=":")
-        axes.set_xscale("log")
+    positive = np.concatenate([n[(n > 0) & np.isfinite(n)] for n in norms.values()])
+    if len(positive):
+        bins = np.geomspace(positive.min() / 1.001, positive.max() * 1.001, 50)
+        rows[0].set_xscale("log")
+    else:
+        bins = np.linspace(0, 1, 50)
+    for label, axes in zip(labels, rows, strict=True):
+        axes.hist(norms[label], bins=bins.tolist(), color=look_of(labels, label)["color"])
+        axes.axvline(float(np.median(norms[label])), color=axes.spines["bottom"].get_edgecolor(), ls=":", lw=1)
         axes.set_yticks([])
-        axes.set_ylabel(label, rotation=0, ha="right", va="center")
-        axes.spines[["top", "right", "left"]].set_visible(False)
-    rows[-1, 0].set_xlabel("norm of the hypergradient ‖d_t‖ (dotted: median), all rounds and seeds")
-    _title(rows[0, 0], title, "number of rounds")
-    return save_figure(figure, rows[-1, 0], path)
+        axes.set_ylabel(label.replace(", ", "\n"), rotation=0, ha="right", va="center")
+        axes.spines["left"].set_visible(False)
+    rows[-1].set_xlabel("norm of the hypergradient ‖d_t‖")
+    set_title(figure, title)
+    caption = "How many rounds have a hypergradient of which norm; all rounds and seeds. Dotted: the median."
+    return Drawing("gradient_norms", caption, figure)
 
 
-def _tests(comparison: Comparison, path: Path, title: str) -> Path:
-    figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
+def _draw_tests(comparison: Comparison, name: str, title: str) -> Drawing:
+    figure, axes = new_figure(3.7)
     last = int(comparison.rounds["round"].max())  # type: ignore[arg-type]
     for i, label in enumerate(comparison.labels):
-        runs = comparison.runs.filter(pl.col("label") == label)
-        tested = comparison.rounds.filter((pl.col("label") == label) & pl.col("test").is_not_null())
-        means = tested.group_by("round").agg(pl.col("test").mean(), error=pl.col("test").std() / pl.len().sqrt())
-        means = means.sort("round")
-        rounds = np.concatenate([[0], means["round"].to_numpy()])
-        values = np.concatenate([[runs["untrained_test"].mean()], means["test"].to_numpy()])
-        errors = np.concatenate([[np.nan], means["error"].fill_null(np.nan).to_numpy()])
-        colour, style = look_of(comparison.labels, label)
+        table = _with_untrained(comparison, label)
         apart = (i - (len(comparison.labels) - 1) / 2) * last / 200  # error bars must not hide each other
-        axes.errorbar(
-            rounds + apart,
-            values,
-            yerr=errors,
-            fmt=style,
-            color=colour,
-            marker="o",
-            markersize=4,
+        axes[0].errorbar(
+            table["round"] + apart,
+            table["test"],
+            yerr=table["error"].fill_null(np.nan),
             capsize=2,
-            label=label,
+            **look_of(comparison.labels, label),
         )
-    axes.set(xlabel="round t", ylabel=f"test {comparison.metric}, mean over tasks")
-    _title(axes, title, "bars: ± standard error over seeds, same test tasks for all")
-    axes.legend(frameon=False, ncols=2)
-    return save_figure(figure, axes, path)
+    axes[0].set(xlabel="round t", ylabel=f"test {comparison.metric}, mean over tasks")
+    caption = (
+        f"{comparison.metric.capitalize()} on the same fixed test tasks for all, adapted to from λ_t. Mean over seeds, "
+        "bars: ± standard error over seeds."
+    )
+    return finish(figure, axes[0], name, caption, title)
 
 
-def _title(axes: Axes, title: str, note: str) -> None:
-    axes.set_title(f"{title}\n{note}", fontsize="medium", loc="left")
+def _draw_compute(comparison: Comparison, name: str, title: str) -> Drawing:
+    """The test score against what was spent on rounds: oracle calls, and seconds."""
+    clocked = len(comparison.timings) > 0
+    figure, axes = new_figure(6.2 if clocked else 3.7, rows=2 if clocked else 1)
+    calls = comparison.rounds.with_columns(pl.col("calls").cum_sum().over("label", "seed").alias("spent"))
+    for label in comparison.labels:
+        look = look_of(comparison.labels, label)
+        table = _with_untrained(comparison, label).join(_mean_of(calls, label, "spent"), on="round", how="left")
+        axes[0].plot(table["spent"], table["test"], **look)
+        if clocked:
+            table = table.join(_mean_of(comparison.timings, label, "seconds"), on="round", how="left")
+            axes[1].plot(table["seconds"], table["test"], **look)
+    xlabels = ("gradients and second-derivative products so far", "seconds of rounds so far, evaluations not counted")
+    for one, xlabel in zip(axes, xlabels, strict=False):
+        one.set(xlabel=xlabel, ylabel=f"test {comparison.metric}", xscale="log")
+    caption = (
+        f"Test {comparison.metric} against compute, means over seeds; a line begins with its first evaluation. "
+        "Seconds are those of this machine"
+        + (", with as many runs side by side as there were." if clocked else " and were not kept.")
+    )
+    return finish(figure, axes[0], name, caption, title)
+
+
+def _seeds(comparison: Comparison, label: str, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds ``[T]`` and values ``[seeds, T]``."""
+    chosen = comparison.rounds.filter(pl.col("label") == label)
+    tables = chosen.partition_by("seed", maintain_order=True)
+    return tables[0]["round"].to_numpy(), np.stack([part[column].to_numpy() for part in tables])
+
+
+def _with_untrained(comparison: Comparison, label: str) -> pl.DataFrame:
+    """Round, test (mean over seeds) and its standard error; round 0 is the untrained λ_1."""
+    runs = comparison.runs.filter(pl.col("label") == label)
+    tested = comparison.rounds.filter((pl.col("label") == label) & pl.col("test").is_not_null())
+    means = tested.group_by("round").agg(pl.col("test").mean(), error=pl.col("test").std() / pl.len().sqrt())
+    start = pl.DataFrame({"round": [0], "test": [runs["untrained_test"].mean()], "error": [None]}, schema=means.schema)
+    return pl.concat([start, means.sort("round")])
+
+
+def _mean_of(table: pl.DataFrame, label: str, column: str) -> pl.DataFrame:
+    return table.filter(pl.col("label") == label).group_by("round").agg(pl.col(column).mean())

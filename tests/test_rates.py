@@ -1,0 +1,101 @@
+"""Rates on quadratic streams: the fits, and that regret is sublinear."""
+
+import csv
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.stats import linregress, ttest_1samp
+
+from obbo_lightning import cli
+from obbo_lightning.experiments.rates import STREAM_COLUMNS, Rates, fit_power, over_rounds, rates_tables
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+LENGTHS, NUMBERS, SEEDS = (50, 100, 200), (2.0, 4.0, 8.0), range(4)
+
+
+def power_law(noise=0.0):
+    """regret = 3 T^0.4 κ^2 for obbo and 5 T^0.7 κ^3 for oagd, with noise."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for label, scale, slope, exponent in (("obbo", 3, 0.4, 2), ("oagd", 5, 0.7, 3)):
+        for seed in SEEDS:
+            for rounds, number in [(t, 2.0) for t in LENGTHS] + [(100, k) for k in NUMBERS[1:]]:
+                regret = scale * rounds**slope * number**exponent * math.exp(noise * rng.standard_normal())
+                rows.append((label, seed, rounds, number, regret))
+    return Rates(pl.DataFrame(rows, schema=STREAM_COLUMNS, orient="row"))
+
+
+def test_power_laws_are_found():
+    rates, numbers, paired = rates_tables(power_law())
+    assert [row[-1] for row in rates.rows] == ["-0.60 [-0.60, -0.60]", "-0.30 [-0.30, -0.30]"]
+    assert [row[-2] for row in numbers.rows] == ["2.00 [2.00, 2.00]", "3.00 [3.00, 3.00]"]
+    assert [row[-1] for row in numbers.rows] == ["T/w + V₁ + κ² H₂", "T/w + H₁ + κ⁴ H₂"]
+    assert rates.columns == ["algorithm", "seeds", "T = 50", "T = 100", "T = 200", "slope"]
+    assert rates.rows[0][2] == f"{3 * 50**0.4 * 4 / 50:.3g}"
+    assert paired.rows == [["oagd", f"{math.log10(5 / 3 * 200**0.3 * 2):+.2f} ± 0.00", "4 / 0, p = 0.12"]]
+
+
+def test_intervals_are_those_of_scipy():
+    line = over_rounds(power_law(noise=0.3))["oagd"]
+    slopes = [linregress(np.log(line.x), np.log(row)).slope for row in line.values]
+    interval = ttest_1samp(slopes, 0).confidence_interval(0.95)
+    fit = fit_power(line.x, line.values)
+    assert np.allclose([fit.exponent, fit.low, fit.high], [np.mean(slopes), interval.low, interval.high], rtol=1e-12)
+    assert fit.high - fit.low > 0.05
+    assert fit_power(line.x, line.values[:1]).low is None  # one seed has no interval
+
+
+def test_a_seed_without_all_points_is_not_fitted():
+    streams = power_law(noise=0.3).streams
+    fewer = streams.filter((pl.col("seed") != 2) | (pl.col("rounds") != 200))
+    assert [len(line.values) for line in over_rounds(Rates(fewer)).values()] == [3, 3]
+    (rates, *_) = rates_tables(Rates(fewer))
+    assert [row[1] for row in rates.rows] == ["3", "3"]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    root = tmp_path_factory.mktemp("rates")
+    base = ["--config", str(CONFIGS / "quadratic.yaml"), "--data.drift", "0.5", "--data.condition_number", "2"]
+    base += ["--evaluation.tasks", "1", "--output", str(root / "runs"), "--trainer.enable_progress_bar", "false"]
+    for algorithm in ("obbo", "sobbo", "sobow", "oagd"):
+        for rounds in (16, 64, 256):
+            window = str(math.isqrt(rounds))
+            flags = ["--algorithm", algorithm, "--rounds", str(rounds), "--algorithm.window", window]
+            flags += ["--regret_window", window, "--algorithm.inner.steps", "10", "--algorithm.lr", "0.015"]
+            if algorithm != "sobbo":
+                flags += ["--algorithm.hypergradient", "closed_form"]
+            assert cli.main(["fit", *base, *flags]) == 0
+    assert cli.main(["report", str(root / "runs"), "--output", str(root / "out")]) == 0
+    return root
+
+
+@pytest.mark.slow
+def test_average_regret_falls_for_every_windowed_algorithm(report):
+    """In the table, and computed by NumPy from the runs' own files; the constants are not the paper's."""
+    with (report / "out" / "rates.csv").open() as file:
+        rows = {row["algorithm"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["obbo", "sobbo", "sobow", "oagd"]
+    for name, row in rows.items():
+        averages = {}
+        for path in (report / "runs").glob(f"*/{name}-*"):
+            regrets = np.genfromtxt(path / "metrics.csv", delimiter=",", names=True, deletechars="")["regret/exact"]
+            averages[len(regrets)] = regrets[-1] / len(regrets)
+        expected = [averages[t] for t in (16, 64, 256)]
+        assert all(later < earlier for earlier, later in pairwise(expected)), (name, expected)
+        assert [row[f"T = {t}"] for t in (16, 64, 256)] == [f"{value:.3g}" for value in expected]
+        slope = np.polyfit(np.log([16, 64, 256]), np.log(expected), 1)[0]
+        assert row["slope"] == f"{slope:.2f}"
+        assert slope < 0
+
+
+@pytest.mark.slow
+def test_a_report_on_rates_is_made_again_from_its_csv(report, tmp_path):
+    assert cli.main(["report", str(report / "out"), "--output", str(tmp_path)]) == 0
+    names = {p.name for p in tmp_path.iterdir()}
+    assert {"report.html", "rates.png", "rates.svg", "rates.tex", "streams.csv"} <= names
+    assert (tmp_path / "rates.md").read_bytes() == (report / "out" / "rates.md").read_bytes()
