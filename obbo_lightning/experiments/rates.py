@@ -167,8 +167,8 @@ def rates_tables(rates: Rates) -> list[Table]:
             Table(
                 "condition_numbers",
                 f"Exact bilevel local regret after T = {length:g} rounds, mean over seeds; exponent of κ, fitted for "
-                "each seed: mean [95 % confidence interval over seeds]; beside it the order of the paper's upper bound, "
-                "which speaks of the worst case.",
+                "each seed: mean [95 % confidence interval over seeds]; beside it the order of the paper's upper "
+                "bound, which speaks of the worst case.",
                 ["algorithm", "seeds", *(f"κ = {k:g}" for k in x), "exponent of κ", "the paper's order of regret"],
                 [[*_row(label, line, x), ORDERS.get(label.partition(",")[0], "")] for label, line in numbers.items()],
             )
