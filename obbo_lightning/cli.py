@@ -1,4 +1,4 @@
-"""The command line: fit, resume, validate, test, compare, report. Every mistake is one line and exit code 2."""
+"""The command line: fit, resume, validate, test, compare, report, dashboard. Every mistake is one line and exit code 2."""
 
 import argparse
 import sys
@@ -15,6 +15,7 @@ USAGE = """usage: obbo COMMAND [flags]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report [--tasks N] [--checkpoint FILE]
   test RUN_DIR        adapt a run's outer variable to test tasks and report [--tasks N] [--checkpoint FILE]
   compare             a grid of runs, resumable: --config configs/compare/default.yaml [--jobs N] [--dry_run]
+  dashboard           the W&B workspace and report of a project [--project P] [--entity E] [--group G] [--dry_run]
   report DIR [DIR...] one page, tables and figures of finished runs [--output DIR] [--title TEXT] [--reference LABEL]
 
   obbo fit --help     every flag of the chosen algorithm, data and trainer
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "test": _test,
         "report": _report,
         "compare": _compare,
+        "dashboard": _dashboard,
     }
     if command not in commands:
         from difflib import get_close_matches
@@ -249,6 +251,43 @@ def _report(arguments: list[str]) -> int:
     for one in report.left_out:
         print(f"obbo: {one}", file=sys.stderr)
     return 1 if report.left_out else 0
+
+
+def _dashboard(arguments: list[str]) -> int:
+    parser = _Parser("dashboard")
+    parser.add_argument("--project", default="obbo_lightning")
+    parser.add_argument("--entity")
+    parser.add_argument("--group", help="a grid's name: the report is of its runs alone")
+    parser.add_argument("--dry_run", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path("dashboard.json"))
+    asked = parser.parse_args(arguments)
+    import json
+
+    from obbo_lightning.experiments import dashboard
+    from obbo_lightning.training.dashboards import has_login
+
+    if asked.dry_run:
+        found = dashboard.specification(asked.entity or "ENTITY", asked.project, asked.group)
+        try:
+            asked.output.write_text(json.dumps(found, indent=2) + "\n")
+        except OSError as error:
+            raise ValueError(
+                f"--output must be a file that can be written, got {asked.output}: {error.strerror}"
+            ) from None
+        print(f"{asked.output}: what would be sent to W&B for project {asked.project}")
+        return 0
+    if not has_login():
+        raise ValueError("dashboard needs a W&B login, got none: wandb login, or --dry_run to see what would be sent")
+    import wandb
+
+    try:
+        entity = asked.entity or wandb.Api().default_entity
+        addresses = dashboard.save(entity, asked.project, asked.group)
+    except (wandb.errors.Error, OSError) as error:
+        print(f"obbo: W&B refused: {type(error).__name__} {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    print("\n".join(addresses))
+    return 0
 
 
 def _earlier_run(command: str, arguments: list[str]) -> tuple[dict[str, Any], Any, Path | None]:

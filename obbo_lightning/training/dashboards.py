@@ -34,7 +34,7 @@ def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -
         "id": _identity(run),
         "resume": "allow",
     }
-    if not _has_login():
+    if not has_login():
         os.environ["WANDB_MODE"] = "offline"  # otherwise W&B would ask, or give up
     logger = WandbLogger(settings=wandb.Settings(silent=True, init_timeout=30), **options)
     try:
@@ -50,7 +50,8 @@ def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -
     return logger
 
 
-def _has_login() -> bool:
+def has_login() -> bool:
+    """Whether W&B would let us in without asking."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
@@ -61,10 +62,11 @@ def _has_login() -> bool:
 
 
 def _identity(run: RunDirectory) -> str:
-    """The W&B run's id, kept beside the run so that a resumed one goes on with it."""
+    """The W&B run's id, kept beside the run so that a resumed one goes on with it; a sweep's agent chooses its own."""
     file = run.path / "wandb-id"
     if not file.exists():
-        file.write_text(uuid.uuid4().hex[:8])
+        agents = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+        file.write_text(agents or uuid.uuid4().hex[:8])
     return file.read_text()
 
 

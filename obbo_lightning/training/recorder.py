@@ -65,6 +65,7 @@ class Recorder(L.Callback):
         self.tested: list[float] = []
         self.row: dict[str, Any] = {}
         self.seconds_before = 0.0
+        self.oracle_calls = 0
         self._born = time.perf_counter()
         self._began = 0.0
         self._signal = 0
@@ -73,12 +74,14 @@ class Recorder(L.Callback):
     def state_dict(self) -> dict[str, Any]:
         """The evaluations that the summary compares."""
         seconds = self.seconds_before + time.perf_counter() - self._born
-        return {"untrained": self.untrained, "tested": self.tested, "seconds": seconds}
+        calls = self.oracle_calls
+        return {"untrained": self.untrained, "tested": self.tested, "seconds": seconds, "oracle_calls": calls}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the evaluations made before the checkpoint."""
         self.untrained, self.tested = state_dict["untrained"], state_dict["tested"]
         self.seconds_before = state_dict["seconds"]
+        self.oracle_calls = state_dict.get("oracle_calls", 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the tables where the checkpoint ended; judge the untrained λ_1 once."""
@@ -115,8 +118,10 @@ class Recorder(L.Callback):
         if trainer.is_global_zero:
             self.metrics.append(self.row)
             self.timings.append(clock)
+        self.oracle_calls += sum(module.played.calls.values())
+        watched = {**self.row, **clock, "oracle_calls": self.oracle_calls}
         for logger in trainer.loggers:
-            logger.log_metrics({k: v for k, v in {**self.row, **clock}.items() if v is not None}, step=rounds)
+            logger.log_metrics({k: v for k, v in watched.items() if v is not None}, step=rounds)
         if rounds % self.checkpoint_every == 0 or last or self._signal:
             if trainer.is_global_zero:
                 self.metrics.sync()
