@@ -1,4 +1,4 @@
-"""The command line: fit, resume, validate, test, compare, report, dashboard. Every mistake is one line and exit code 2."""
+"""The command line: fit, compare, report and the others. Every mistake is one line and exit code 2."""
 
 import argparse
 import sys
@@ -281,7 +281,7 @@ def _dashboard(arguments: list[str]) -> int:
     import wandb
 
     try:
-        entity = asked.entity or wandb.Api().default_entity
+        entity = str(asked.entity or wandb.Api().default_entity)
         addresses = dashboard.save(entity, asked.project, asked.group)
     except (wandb.errors.Error, OSError) as error:
         print(f"obbo: W&B refused: {type(error).__name__} {' '.join(str(error).split())}", file=sys.stderr)

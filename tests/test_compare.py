@@ -180,6 +180,11 @@ def test_killed_twice_the_tables_are_those_of_an_undisturbed_comparison(finished
         process.wait()
     assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
     assert tables(tmp_path / "runs") == tables(finished / "runs")
+    for root, output in ((tmp_path / "runs", "disturbed"), (finished / "runs", "undisturbed")):
+        assert cli.main(["report", str(root / "small"), "--output", str(tmp_path / output)]) == 0
+    disturbed, undisturbed = tables(tmp_path / "disturbed"), tables(tmp_path / "undisturbed")
+    assert {Path("table.csv"), Path("paired.csv"), Path("events.csv")} <= set(disturbed)
+    assert disturbed == undisturbed
 
 
 @pytest.mark.slow
