@@ -234,10 +234,9 @@ def _report(arguments: list[str]) -> int:
         parser.add_argument(option)
     asked = parser.parse_args(arguments)
     from rich.console import Console
-    from rich.markdown import Markdown
+    from rich.table import Table
 
     from obbo_lightning.experiments.report import write_report
-    from obbo_lightning.experiments.tables import as_markdown
 
     output = Path(asked.output or asked.directories[0] / "report")
     ticker, _, day = (asked.event or "").partition(" ")
@@ -245,7 +244,12 @@ def _report(arguments: list[str]) -> int:
     report = write_report(asked.directories, output, title, (ticker, day) if asked.event else None, asked.reference)
     console = Console()
     for table in report.tables:
-        console.print(Markdown(as_markdown(table)))
+        shown = Table(title=table.name)
+        for i, name in enumerate(table.columns):
+            shown.add_column(name, overflow="fold", justify="right" if i else "left")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
     files = ", ".join(sorted(path.name for path in report.written if path != report.page))
     console.print(f"\n{report.page}\nbeside it: {files}", soft_wrap=True, highlight=False)
     for one in report.left_out:

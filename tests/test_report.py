@@ -147,6 +147,12 @@ def test_variants_of_an_algorithm_are_told_apart():
         "adam",
     ]
     assert tell_apart([one, {**one, "inner": {"steps": 4}}])[1] == "obbo, inner.steps = 4"
+    adaptive, plain = {"name": "adaptive_diagonal", "decay": 0.9}, {"name": "euclidean"}
+    assert tell_apart([{**one, "geometry": adaptive}, {**one, "geometry": plain}]) == [
+        "obbo, geometry = adaptive_diagonal",
+        "obbo, geometry = euclidean",
+    ]
+    assert tell_apart([one, {**one, "clip": 3.0}])[1] == "obbo, clip = 3"  # the other has none
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ def finish(figure: Figure, axes: Axes, name: str, caption: str, title: str) -> D
     longest = max(map(len, labels))
     columns = 3 if longest < 18 else 2 if longest < 32 else 1
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    rows = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.17 * max(0, rows - 2))
     set_title(figure, title)
     return Drawing(name, caption, figure)
 

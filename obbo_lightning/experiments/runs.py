@@ -127,13 +127,19 @@ def tell_apart(algorithms: Sequence[dict[str, Any]]) -> list[str]:
     ['obbo, lr = 0.1', 'obbo, lr = 0.2', 'adam']
     """
     flat = [dict(_leaves(a)) for a in algorithms]
-    labels = []
-    for one in flat:
-        same = [other for other in flat if other["name"] == one["name"]]
-        different = [key for key in one if any(other.get(key) != one[key] for other in same)]
-        values = {key: f"{one[key]:g}" if isinstance(one[key], float) else str(one[key]) for key in different}
-        labels.append(", ".join([one["name"], *(f"{key} = {value}" for key, value in values.items())]))
-    return labels
+    short = [_label(one, flat, absent_differs=False) for one in flat]
+    kinds = {str(sorted(one.items(), key=str)) for one in flat}
+    return short if len(set(short)) == len(kinds) else [_label(one, flat, absent_differs=True) for one in flat]
+
+
+def _label(one: dict[str, Any], flat: Sequence[dict[str, Any]], absent_differs: bool) -> str:
+    """A geometry's own settings are not worth mentioning where the others have another geometry."""
+    same = [other for other in flat if other["name"] == one["name"]]
+    words = [one["name"]]
+    for key, value in one.items():
+        if any(other.get(key) != value for other in same if absent_differs or key in other):
+            words.append(f"{key.removesuffix('.name')} = {f'{value:g}' if isinstance(value, float) else value}")
+    return ", ".join(words)
 
 
 def sorted_labels(labels: Sequence[str]) -> list[str]:
