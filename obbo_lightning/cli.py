@@ -1,6 +1,7 @@
 """The command line: fit, compare, report and the others. Every mistake is one line and exit code 2."""
 
 import argparse
+import os
 import sys
 import traceback
 import warnings
@@ -74,6 +75,7 @@ def _fit(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     from obbo_lightning.training import run as runs
+    from obbo_lightning.training.ranks import is_first
     from obbo_lightning.training.run_directory import RunDirectory
 
     settings = runs.complete(settings)
@@ -83,7 +85,9 @@ def _fit(arguments: list[str]) -> int:
         print(yaml.safe_dump(settings, sort_keys=False), end="")
         return 0
     parts = runs.build(settings)  # refuses what is impossible before anything is written
-    run = RunDirectory.create(settings["output"], settings["experiment"], settings["algorithm"]["name"])
+    run = RunDirectory(Path(settings["output"]))  # rank 0 names it for all
+    if is_first():
+        run = RunDirectory.create(settings["output"], settings["experiment"], settings["algorithm"]["name"])
     return _play(settings, run, None, parts)
 
 
@@ -172,6 +176,7 @@ def _compare(arguments: list[str]) -> int:
 
 def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None, parts: Any) -> int:
     from obbo_lightning.training import run as runs
+    from obbo_lightning.training.ranks import is_first
     from obbo_lightning.training.recorder import Stopped
 
     # Lightning has its own format, with paths; ours must come after it.
@@ -179,15 +184,35 @@ def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None, parts: An
     try:
         runs.fit(settings, run, checkpoint, parts=parts)
     except Stopped as stop:
+        if not is_first():  # rank 0 speaks for all; a code of ours would make Lightning kill it
+            return 0
         print(f"obbo: {stop}; go on with: python -m obbo_lightning resume {run.path}", file=sys.stderr)
         return 128 + stop.signum
     except FloatingPointError as blow_up:
         print(f"obbo: {blow_up}", file=sys.stderr)
         return 1
-    except ValueError:  # refusals came before: this one is a defect, and its place matters
-        traceback.print_exc()
+    except (ValueError, RuntimeError) as error:  # refusals came before: this one is a defect, and its place matters
+        if not _lost_a_rank(error):
+            traceback.print_exc()
+        elif is_first():
+            print(
+                f"obbo: another process of this run is gone; go on with: python -m obbo_lightning resume {run.path}",
+                file=sys.stderr,
+            )
+        if not is_first() or _lost_a_rank(error):
+            sys.stderr.flush()
+            os._exit(1)  # torch would wait for the others
         return 1
     return 0
+
+
+def _lost_a_rank(error: BaseException) -> bool:
+    """Whether a collective failed because another process has died."""
+    from torch import distributed
+
+    words = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
+    broken = isinstance(error, distributed.DistError) or any(word in str(error) for word in words)
+    return distributed.is_available() and distributed.is_initialized() and broken
 
 
 def _validate(arguments: list[str]) -> int:

@@ -127,6 +127,13 @@ def make_parser(settings: Settings) -> ArgumentParser:
     parser.add_argument("--experiment", type=str, default="default", help="first folder of the run directory")
     parser.add_argument("--seed", type=int, default=0, help="of all randomness")
     parser.add_argument("--rounds", type=int, default=100, help="T, rounds to play")
+    parser.add_argument("--tasks_per_round", type=int, default=1, help="n, tasks in a round, over all processes")
+    parser.add_argument(
+        "--several_tasks",
+        type=Literal["auto", "loop", "vmap"],
+        default="auto",
+        help="how one process solves several tasks of a round; auto: vmap on a GPU",
+    )
     parser.add_argument("--output", type=str, default="runs", help="where run directories are made")
     parser.add_argument(
         "--logger", type=Literal["csv", "wandb", "tensorboard"], default="csv", help="beside metrics.csv"
@@ -159,6 +166,8 @@ NOT_NULL = {
     "experiment",
     "seed",
     "rounds",
+    "tasks_per_round",
+    "several_tasks",
     "output",
     "logger",
     "regret_window",

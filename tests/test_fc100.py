@@ -185,7 +185,7 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypa
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_task_is_the_same_in_any_process(root, workers):
     stream = fc100.FC100Stream(str(root), seed=3)
-    for t, task in enumerate(StreamDataModule(stream.train, rounds=5, workers=workers).train_dataloader()):
+    for t, (task,) in enumerate(StreamDataModule(stream.train, rounds=5, workers=workers).train_dataloader()):
         assert all(torch.equal(task[k], stream.train[t][k]) for k in task)
     other = fc100.FC100Stream(str(root), seed=4)
     assert not torch.equal(other.train[0]["support"], stream.train[0]["support"])

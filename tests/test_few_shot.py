@@ -169,7 +169,7 @@ def test_drift_moves_the_mix_of_superclasses_and_iid_does_not():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_any_number_of_workers_serves_the_same_stream(stream, workers):
     loader = StreamDataModule(stream.train, rounds=4, workers=workers).train_dataloader()
-    for t, task in enumerate(loader):
+    for t, (task,) in enumerate(loader):
         assert all(torch.equal(task[k], stream.train[t][k]) for k in task)
     assert t == 3
     assert len(loader) == 4

@@ -161,7 +161,7 @@ def test_asking_for_a_task_leaves_the_global_generators_alone(stream):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_any_number_of_workers_gives_the_same_tasks(stream, workers):
     loader = StreamDataModule(stream.train, rounds=4, workers=workers).train_dataloader()
-    for t, task in enumerate(loader):
+    for t, (task,) in enumerate(loader):
         assert all(torch.equal(task[k], stream.train[t][k]) for k in task)
 
 

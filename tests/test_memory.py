@@ -111,14 +111,14 @@ def tasks(count):
 def test_task_window_recalls_the_last_w_tasks_in_order_with_their_own_warm_starts():
     memory = TaskWindow(3)
     for i, task in enumerate(tasks(5)):
-        recalled = memory.recall(task, Warm(torch.tensor([[100.0 + i]])))
+        recalled = [met[0] for met in memory.recall([(task, Warm(torch.tensor([[100.0 + i]])))])]
         numbers = [int(t["number"]) for t, _ in recalled]
         assert numbers == list(range(max(0, i - 2), i + 1))
         # the new task starts from what was handed in, the others from where they ended in the last round
         starts = [float(w.inner) for _, w in recalled]
         assert starts == [*(10.0 * (i - 1) + n for n in numbers[:-1]), 100.0 + i]
         assert memory.fill == min(i, 3)  # looking changes nothing
-        memory.keep([(t, Warm(torch.tensor([[10.0 * i + float(t["number"])]]))) for t, _ in recalled])
+        memory.keep([[(t, Warm(torch.tensor([[10.0 * i + float(t["number"])]])))] for t, _ in recalled])
 
 
 def test_task_window_divides_by_w_before_it_is_full():
@@ -127,11 +127,12 @@ def test_task_window_divides_by_w_before_it_is_full():
 
 def test_task_window_continues_from_its_state():
     memory, other = TaskWindow(3), TaskWindow(3)
-    memory.keep([(t, Warm(torch.ones(1, 1))) for t in tasks(2)])
+    memory.keep([[(t, Warm(torch.ones(1, 1)))] for t in tasks(2)])
     other.load_state_dict(memory.state_dict())
     new = tasks(3)[2]
-    assert [int(t["number"]) for t, _ in other.recall(new, Warm())] == [0, 1, 2]
-    assert other.recall(new, Warm())[0][1].inner.tolist() == [[1.0]]
+    recalled = other.recall([(new, Warm())])
+    assert [int(t["number"]) for ((t, _),) in recalled] == [0, 1, 2]
+    assert recalled[0][0][1].inner.tolist() == [[1.0]]
 
 
 def test_no_memory_takes_the_newest():

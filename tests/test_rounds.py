@@ -21,6 +21,7 @@ from obbo_lightning import (
     online,
     play,
 )
+from obbo_lightning.core.share import Share
 from obbo_lightning.streams import QuadraticStream
 
 
@@ -180,7 +181,7 @@ def test_the_yardstick_does_not_depend_on_the_algorithms_window():
 
 
 def test_the_reduction_over_ranks_comes_first():
-    step = step_of(OBBO(lr=1.0, window=1, geometry=Euclidean()), torch.zeros(1, 1), reduce=lambda h: h / 2)
+    step = step_of(OBBO(lr=1.0, window=1, geometry=Euclidean()), torch.zeros(1, 1), share=Share(total=lambda h: h / 2))
     record = step(torch.full((1, 1, 1), 8.0))
     assert float(record.hypergradient) == 4.0
     assert float(record.outer) == -4.0
@@ -191,7 +192,7 @@ def test_what_is_not_finite_after_the_reduction_is_skipped_by_every_rank():
         return hypergradients + torch.tensor([[0.0], [torch.nan]], dtype=F64)
 
     algorithm = OBBO(lr=1.0, window=1, geometry=Euclidean())
-    step = step_of(algorithm, torch.zeros(2, 1, dtype=F64), reduce=from_another_rank, on_nonfinite="skip")
+    step = step_of(algorithm, torch.zeros(2, 1, dtype=F64), share=Share(total=from_another_rank), on_nonfinite="skip")
     record = step(torch.ones(1, 2, 1, dtype=F64))
     assert record.skipped.tolist() == [False, True]
     assert record.outer.tolist() == [[-1.0], [0.0]]
@@ -199,7 +200,11 @@ def test_what_is_not_finite_after_the_reduction_is_skipped_by_every_rank():
 
 def test_the_exact_regret_is_reduced_too_and_survives_a_skipped_round():
     step = step_of(
-        OBBO(window=1), torch.zeros(2, 1, dtype=F64), reduce=lambda h: 2 * h, on_nonfinite="skip", regret_window=1
+        OBBO(window=1),
+        torch.zeros(2, 1, dtype=F64),
+        share=Share(total=lambda h: 2 * h),
+        on_nonfinite="skip",
+        regret_window=1,
     )
     step(torch.ones(1, 2, 1, dtype=F64), exact=torch.tensor([[torch.nan], [1.0]], dtype=F64))
     record = step(torch.ones(1, 2, 1, dtype=F64), exact=torch.tensor([[3.0], [1.0]], dtype=F64))

@@ -113,7 +113,7 @@ def test_a_run_that_crashed_goes_on_as_if_nothing_had_happened(tiny, algorithm, 
     for state in (one, other):
         (recorder,) = [v for k, v in state["callbacks"].items() if "Recorder" in k]
         del recorder["seconds"]
-    for key in ("state_dict", "callbacks", "optimizer_states", "warm"):
+    for key in ("state_dict", "callbacks", "optimizer_states", "warms"):
         assert_same(one[key], other[key], key)
     ignored = {"seconds"}
     summaries = [json.loads(d.summary.read_text()) for d in (whole, crashed)]

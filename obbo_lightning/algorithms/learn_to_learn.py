@@ -87,6 +87,8 @@ class Adaptation(InnerSolver):
 class MetaGradient(Estimator):
     """The gradient of the adapted network's query loss by its initialisation, through all steps of adaptation."""
 
+    takes_lanes = False
+
     def require_fit(self, problem: Problem) -> None:
         if not isinstance(problem, FewShot) or problem.learn_proximity:
             wanted = "a few-shot problem with problem.learn_proximity false"

@@ -83,7 +83,7 @@ def _resumable(
         step.load_state_dict(state["step"])
         warm.load_state_dict(state["warm"])
     for t in range(start, stop):
-        warm = play(stream.problem, algorithm, step, stream[t], warm, Key(0, t)).estimate.warm
+        warm = play(stream.problem, algorithm, step, stream[t], warm, Key(0, t)).warms[0]
     return {"outer": outer.detach(), "step": step.state_dict(), "warm": warm.state_dict()}
 
 

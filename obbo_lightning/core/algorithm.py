@@ -36,3 +36,8 @@ class Algorithm:
         self.memory()  # refuses an impossible window here, not in the first round
         if self.clip is not None:
             positive("clip", self.clip)
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether tasks can be solved as lanes of one: not with samples, which lanes share and tasks do not."""
+        return self.hypergradient.takes_lanes and not (self.inner.samples or self.hypergradient.samples)

@@ -19,6 +19,11 @@ class InnerSolver(ABC):
         return False
 
     @property
+    def samples(self) -> bool:
+        """Whether it looks at samples of a task."""
+        return False
+
+    @property
     @abstractmethod
     def step_size(self) -> float | None:
         """η, or None for a solver that has none."""
@@ -54,6 +59,10 @@ class GradientDescent(InnerSolver):
     @property
     def carries(self) -> bool:
         return self.start == "previous"
+
+    @property
+    def samples(self) -> bool:
+        return self.batch_size is not None
 
     @property
     def step_size(self) -> float | None:

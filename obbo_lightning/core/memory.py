@@ -33,6 +33,9 @@ class Warm:
         self.inner, self.solve = state["inner"], state["solve"]
 
 
+Met = tuple[Task, Warm]  # a task of a round, and where its solver starts
+
+
 class Memory(ABC):
     """Decides what is solved in a round, and turns the hypergradients into q_t."""
 
@@ -41,15 +44,15 @@ class Memory(ABC):
         """How many rounds are remembered now."""
         return 0
 
-    def recall(self, task: Task, warm: Warm) -> list[tuple[Task, Warm]]:
-        """What to solve at λ_t, newest last; changes nothing."""
-        return [(task, warm)]
+    def recall(self, met: list[Met]) -> list[list[Met]]:
+        """What to solve at λ_t: tasks of this round and of earlier ones, newest round last; changes nothing."""
+        return [met]
 
     @abstractmethod
     def merge(self, hypergradients: Tensor) -> Tensor:
-        """q_t from the hypergradients ``[solved, lanes, d]`` of what was recalled, newest last."""
+        """q_t from the hypergradients ``[rounds, lanes, d]`` of what was recalled, newest last."""
 
-    def keep(self, solved: list[tuple[Task, Warm]]) -> None:  # noqa: B027 (most memories keep no tasks)
+    def keep(self, solved: list[list[Met]]) -> None:  # noqa: B027 (most memories keep no tasks)
         """Remember the tasks that were recalled, with where their solvers ended."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,31 +171,32 @@ class TaskWindow(Memory):
 
     def __init__(self, window: int) -> None:
         self.window = at_least("window", window, 1)
-        self._past: deque[tuple[Task, Warm]] = deque(maxlen=window)
+        self._past: deque[list[Met]] = deque(maxlen=window)
 
     @property
     def fill(self) -> int:
         return len(self._past)
 
-    def recall(self, task: Task, warm: Warm) -> list[tuple[Task, Warm]]:
-        return [*self._past, (task, warm)][-self.window :]
+    def recall(self, met: list[Met]) -> list[list[Met]]:
+        return [*self._past, met][-self.window :]
 
     def merge(self, hypergradients: Tensor) -> Tensor:
         return hypergradients.sum(0) / self.window
 
-    def keep(self, solved: list[tuple[Task, Warm]]) -> None:
+    def keep(self, solved: list[list[Met]]) -> None:
         # A caller may fill one dict with the tensors of the next task.
-        self._past = deque(((dict(task), warm) for task, warm in solved), maxlen=self.window)
+        self._past = deque(([(dict(task), warm) for task, warm in met] for met in solved), maxlen=self.window)
 
     def state_dict(self) -> dict[str, Any]:
-        past = [{"task": dict(task), "warm": warm.state_dict()} for task, warm in self._past]
+        past = [[{"task": dict(task), "warm": warm.state_dict()} for task, warm in met] for met in self._past]
         return {"window": self.window, "past": past}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         _require_same(state, window=self.window)
         if "past" not in state:
             raise ValueError(f"state must be that of a TaskWindow, got one with {sorted(state)}")
-        self._past = deque(((e["task"], Warm(**e["warm"])) for e in state["past"]), maxlen=self.window)
+        past = ([(one["task"], Warm(**one["warm"])) for one in met] for met in state["past"])
+        self._past = deque(past, maxlen=self.window)
 
 
 def _require_same(state: dict[str, Any], **settings: Any) -> None:

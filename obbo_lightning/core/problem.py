@@ -1,6 +1,7 @@
 """What f_t and g_t are. Two losses make a problem; everything else is optional."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -36,6 +37,14 @@ class Problem(ABC):
     def laid_out(self, task: Task) -> Task:
         """The same task, laid out in memory so that first derivatives are fastest; second ones use it as it came."""
         return task
+
+    def of_lanes(self, task: Task, lanes: slice) -> "tuple[Problem, Task] | None":
+        """This problem and a task of it with ``lanes`` alone, for processes that share the lanes of a round."""
+        return None
+
+    def side_by_side(self, tasks: Sequence[Task]) -> Task | None:
+        """Tasks of one lane as one task with a lane for each, so that they are solved together."""
+        return None
 
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor | None:
         """β_1, for methods that start each round from the last one's inner variable."""

@@ -24,16 +24,19 @@ class Key(NamedTuple):
     Attributes:
         seed: of the run.
         round: how many rounds were played before.
-        task: which of the tasks solved in this round (0 is the newest).
+        task: which of the rounds solved in this one it is of (0 is the newest).
+        slot: which of that round's tasks it is.
     """
 
     seed: int = 0
     round: int = 0
     task: int = 0
+    slot: int = 0
 
     def seed_for(self, purpose: str, index: int = 0) -> int:
         """The seed of one draw."""
-        return derive_seed(*self, purpose, index)
+        place = (self.seed, self.round, self.task, *((f"slot {self.slot}",) if self.slot else ()))
+        return derive_seed(*place, purpose, index)
 
 
 @dataclass(frozen=True)

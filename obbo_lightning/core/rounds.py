@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.hypergradients import ClosedForm, FixedPoint, StochasticNeumann, Unrolled
 from obbo_lightning.core.inner import ExactSolution, GradientDescent
-from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.memory import Met, Warm
 from obbo_lightning.core.optimizer import BregmanProx
 from obbo_lightning.core.oracle import Oracle, require_shape
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.regret import LocalRegret
+from obbo_lightning.core.share import Share, stack_warm
 from obbo_lightning.core.validation import at_least, instance_of, one_of
 
 
@@ -68,11 +69,12 @@ class Round(NamedTuple):
     """A round that was played.
 
     Attributes:
-        estimate: of the round's own task.
+        estimate: of the round's own task; where it has several, means over them, and the first one's inner variable.
         step: what became of it.
         inner_loss: g_t(λ_t, β_{t+1}) on the round's own task ``[lanes]``.
         scores: what else the problem reports of λ_t on the round's own task, such as accuracy ``[lanes]``.
         calls: oracle calls of the whole round, past tasks included.
+        warms: where the next round starts, for each of this process's tasks.
     """
 
     estimate: Estimate
@@ -80,6 +82,7 @@ class Round(NamedTuple):
     inner_loss: Tensor
     scores: dict[str, Tensor]
     calls: dict[str, int]
+    warms: list[Warm]
 
 
 class OuterStep:
@@ -90,7 +93,7 @@ class OuterStep:
         algorithm: brings the memory, the outer rule and the clipping.
         regret_window: w_R, the yardstick's window: it belongs to the experiment, the same for every algorithm.
         on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first.
-        reduce: combines the hypergradients ``[solved, lanes, d]`` of all ranks.
+        share: what this process computes of a round, where several share it.
         optimizer: the outer rule, where somebody else has made it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
     """
@@ -101,7 +104,7 @@ class OuterStep:
         algorithm: Algorithm,
         regret_window: int = 10,
         on_nonfinite: str = "raise",
-        reduce: Callable[[Tensor], Tensor] | None = None,
+        share: Share | None = None,
         optimizer: Optimizer | None = None,
         apply: Callable[[], Any] | None = None,
     ) -> None:
@@ -117,7 +120,7 @@ class OuterStep:
         self.outer = outer
         self.clip = algorithm.clip
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
-        self.reduce = reduce
+        self.share = share or Share()
         self.memory = algorithm.memory()
         self.optimizer = optimizer or algorithm.optimizer(outer)
         self._apply = apply or self.optimizer.step
@@ -160,11 +163,10 @@ class OuterStep:
         )
 
     def _reduced(self, hypergradients: Tensor, exact: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if self.reduce is None:
-            return hypergradients, exact
+        """One sum over all processes. What is not finite in one is then not finite in any: all decide together."""
         if exact is None:
-            return self.reduce(hypergradients), None
-        together = self.reduce(torch.cat([hypergradients, exact.unsqueeze(0)]))
+            return self.share.sum(hypergradients), None
+        together = self.share.sum(torch.cat([hypergradients, exact.unsqueeze(0)]))
         return together[:-1], together[-1]
 
     def _finite(self, hypergradients: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,25 +223,123 @@ def estimate(problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, 
     return Estimate(found.value, found.inner, carried, found.loss, found.residual, oracle.calls)
 
 
-def play(problem: Problem, algorithm: Algorithm, step: OuterStep, task: Task, warm: Warm, key: Key) -> Round:
-    """One round: λ_t meets the task, is judged on it, learns from it. The next warm start is ``estimate.warm``."""
-    outer = step.outer.detach()
-    recalled = step.memory.recall(task, warm)
-    estimates = [
-        estimate(problem, algorithm, outer, past, its_warm, key._replace(task=len(recalled) - 1 - i))
-        for i, (past, its_warm) in enumerate(recalled)
+def play(
+    problem: Problem,
+    algorithm: Algorithm,
+    step: OuterStep,
+    task: Task | Sequence[Task],
+    warm: Warm | Sequence[Warm],
+    key: Key,
+) -> Round:
+    """One round: λ_t meets its task, is judged on it, learns from it. The next round starts from ``warms``.
+
+    A round may have several tasks, each with its own warm start: d_t is then the mean of their hypergradients.
+    """
+    tasks = [task] if isinstance(task, dict) else list(task)
+    met = list(zip(tasks, [warm] * len(tasks) if isinstance(warm, Warm) else warm, strict=True))
+    share, outer = step.share, step.outer.detach()
+    recalled = step.memory.recall(met)
+    solved = [
+        _solve(problem, algorithm, share, outer, past, key._replace(task=len(recalled) - 1 - i))
+        for i, past in enumerate(recalled)
     ]
-    newest = estimates[-1]
     if algorithm.hypergradient.contracts:
-        _warn_if_diverging(torch.stack([e.residual for e in estimates]))
-    exact = newest.hypergradient if algorithm.hypergradient.exact else _exact_hypergradient(problem, outer, task)
-    with torch.no_grad():  # to be reported, not learned from
-        inner_loss = problem.inner_loss(outer, newest.inner, problem.laid_out(task))
-    scores = problem.scores(outer, newest.inner, task)
-    record = step(torch.stack([e.hypergradient for e in estimates]), exact)
-    step.memory.keep([(past, e.warm) for (past, _), e in zip(recalled, estimates, strict=True)])
-    calls = {name: sum(e.calls[name] for e in estimates) for name in newest.calls}
-    return Round(newest, record, inner_loss, scores, calls)
+        _warn_if_diverging(torch.cat([one.estimate.residual for past in solved for one in past]))
+    whole = _Whole(share, len(outer), share.tasks or len(met))
+    newest = solved[-1]
+    # d_t = (1/n) Σ_j d_{t,j}
+    hypergradients = torch.stack([whole.mean([one.estimate.hypergradient for one in past]) for past in solved])
+    exact = None if newest[0].exact is None else whole.mean([one.exact for one in newest if one.exact is not None])
+    reported = {
+        "loss": whole.mean([one.estimate.loss for one in newest]),
+        "residual": whole.mean([one.estimate.residual for one in newest]),
+        "inner_loss": whole.mean([one.inner_loss for one in newest]),
+        **{f"scores.{name}": whole.mean([one.scores[name] for one in newest]) for name in newest[0].scores},
+    }
+    calls = {
+        name: sum(one.estimate.calls[name] for past in solved for one in past) for name in ("gradients", "products")
+    }
+    reported, calls = whole.reduced(reported, calls)
+    record = step(hypergradients, exact)
+    ended = [[share.spread_warm(one.estimate.warm, len(outer)) for one in past] for past in solved]
+    step.memory.keep([[(t, w) for (t, _), w in zip(*pair, strict=True)] for pair in zip(recalled, ended, strict=True)])
+    estimate_of_all = newest[0].estimate._replace(
+        hypergradient=hypergradients[-1], loss=reported["loss"], residual=reported["residual"], warm=ended[-1][0]
+    )
+    scores = {name.partition(".")[2]: value for name, value in reported.items() if name.startswith("scores.")}
+    return Round(estimate_of_all, record, reported["inner_loss"], scores, calls, ended[-1])
+
+
+class _Solved(NamedTuple):
+    """One task, and what is reported of it; all in the lanes of this process."""
+
+    estimate: Estimate
+    inner_loss: Tensor
+    scores: dict[str, Tensor]
+    exact: Tensor | None
+
+
+def _solve(
+    problem: Problem, algorithm: Algorithm, share: Share, outer: Tensor, met: list[Met], key: Key
+) -> list[_Solved]:
+    """The tasks of one round at λ_t."""
+    together = None
+    if share.side_by_side and algorithm.side_by_side and len(met) > 1:
+        together = problem.side_by_side([task for task, _ in met])
+    if together is not None:
+        lanes = estimate(
+            problem, algorithm, outer.expand(len(met), -1), together, stack_warm([warm for _, warm in met]), key
+        )
+        estimates = [_lane(lanes, j) for j in range(len(met))]
+    else:
+        estimates = []
+        for j, (task, warm) in enumerate(met):
+            mine, its_outer, its_task, its_warm = share.view(problem, outer, task, warm)
+            slot = key._replace(slot=share.first + j)
+            estimates.append(estimate(mine, algorithm, its_outer, its_task, its_warm, slot))
+    solved = []
+    for found, (task, warm) in zip(estimates, met, strict=True):
+        if key.task:  # of an earlier round: nobody asks
+            solved.append(_Solved(found, found.loss, {}, None))
+            continue
+        mine, its_outer, its_task, _ = share.view(problem, outer, task, warm)
+        known = algorithm.hypergradient.exact
+        exact = found.hypergradient if known else _exact_hypergradient(mine, its_outer, its_task)
+        with torch.no_grad():  # to be reported, not learned from
+            inner_loss = mine.inner_loss(its_outer, found.inner, mine.laid_out(its_task))
+        solved.append(_Solved(found, inner_loss, mine.scores(its_outer, found.inner, its_task), exact))
+    return solved
+
+
+def _lane(found: Estimate, j: int) -> Estimate:
+    """One of several tasks that were solved side by side; a call for all was a call for each."""
+    row = slice(j, j + 1)
+    warm = Warm(*(None if v is None else v[row] for v in (found.warm.inner, found.warm.solve)))
+    return Estimate(found.hypergradient[row], found.inner[row], warm, found.loss[row], found.residual[row], found.calls)
+
+
+class _Whole(NamedTuple):
+    """From what this process has to what the round is."""
+
+    share: Share
+    lanes: int
+    tasks: int
+
+    def mean(self, values: Sequence[Tensor]) -> Tensor:
+        """This process's part of the mean over the round's tasks, in all lanes."""
+        total = values[0] if len(values) == 1 else torch.stack(list(values)).sum(0)
+        return self.share.spread(total if self.tasks == 1 else total / self.tasks, self.lanes)
+
+    def reduced(self, values: dict[str, Tensor], calls: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """What is reported, in one sum over all processes; processes that divide lanes make the same calls."""
+        if self.share.total is None:
+            return values, calls
+        like = next(iter(values.values()))
+        part = 1.0 if self.share.lanes is None else (self.share.lanes.stop - self.share.lanes.start) / self.lanes
+        rows = [*values.values(), *(torch.full_like(like, part * count) for count in calls.values())]
+        found = self.share.sum(torch.stack(rows))
+        counts = found[len(values) :, 0].round().int().tolist()
+        return dict(zip(values, found, strict=False)), dict(zip(calls, counts, strict=True))
 
 
 def require_fit(problem: Problem, algorithm: Algorithm) -> None:
@@ -265,7 +365,7 @@ def require_fit(problem: Problem, algorithm: Algorithm) -> None:
 def online(
     problem: Problem,
     algorithm: Algorithm,
-    stream: Iterable[Task],
+    stream: Iterable[Task | Sequence[Task]],
     outer: Tensor,
     inner: Tensor | None = None,
     seed: int = 0,
@@ -277,7 +377,7 @@ def online(
     Args:
         problem: what f_t and g_t are.
         algorithm: what to do in a round.
-        stream: the tasks, in order; any iterable, also one that never ends.
+        stream: the tasks, in order; any iterable, also one that never ends. A round of several tasks is a list.
         outer: λ_1 ``[lanes, d]``; a `Parameter` is updated in place, any other tensor is copied.
         inner: β_1 ``[lanes, p]``, where rounds start from the last one's inner variable.
         seed: of all randomness.
@@ -298,11 +398,17 @@ def online(
 
 
 def _rounds(
-    problem: Problem, algorithm: Algorithm, stream: Iterable[Task], step: OuterStep, warm: Warm, seed: int
+    problem: Problem,
+    algorithm: Algorithm,
+    stream: Iterable[Task | Sequence[Task]],
+    step: OuterStep,
+    warm: Warm,
+    seed: int,
 ) -> Iterator[Round]:
+    warms: Warm | list[Warm] = warm
     for t, task in enumerate(stream):
-        played = play(problem, algorithm, step, task, warm, Key(seed, t))
-        warm = played.estimate.warm
+        played = play(problem, algorithm, step, task, warms, Key(seed, t))
+        warms = played.warms if len(played.warms) > 1 else played.warms[0]
         yield played
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -54,7 +55,7 @@ class FewShot(Problem):
     """g_t(λ, β) = L(β; support) + γ/2 ‖λ − β‖², f_t(λ, β) = L(β; query), L the mean cross-entropy of a CNN4.
 
     One lane: λ and β are all parameters of the network, flat ``[1, d]``. A task holds ``support`` and ``query`` images
-    ``[n, channels, size, size]`` and their labels.
+    ``[n, channels, size, size]`` and their labels. Several tasks side by side are as many lanes: ``[lanes, n, …]``.
 
     Args:
         ways: number of classes of a task.
@@ -97,7 +98,7 @@ class FewShot(Problem):
     def loaded_network(self, outer: Tensor) -> CNN4:
         """The network with the parameters of λ (or of an adapted β): an ordinary module, for use elsewhere."""
         network = copy.deepcopy(self.network).to(outer.device, outer.dtype)
-        network.load_state_dict(self._parameters(self._weights(outer.detach())))
+        network.load_state_dict(self._parameters(self._weights(outer.detach())[0]))
         return network
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
@@ -107,6 +108,9 @@ class FewShot(Problem):
 
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         return self._cross_entropy(inner, task["query"], task["query_labels"], sample)
+
+    def side_by_side(self, tasks: Sequence[Task]) -> Task:
+        return {name: torch.stack([task[name] for task in tasks]) for name in tasks[0]}
 
     def laid_out(self, task: Task) -> Task:
         # Convolutions follow the layout of their images; products with second derivatives are slower in this one.
@@ -145,13 +149,23 @@ class FewShot(Problem):
         if sample is not None:
             rows = sample.indices(labels.shape[0], labels.device)
             images, labels = images[rows], labels[rows]
+        if images.ndim == 5:  # tasks side by side, a lane each
+            logits = torch.func.vmap(self._logits_of_one)(inner, images)
+            return (
+                functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+                .view_as(labels)
+                .mean(-1)
+            )
         return functional.cross_entropy(self._logits(inner, images), labels).reshape(1)
 
     def _logits(self, inner: Tensor, images: Tensor) -> Tensor:
+        if inner.shape[0] != 1:
+            raise ValueError(f"a few-shot problem has 1 lane, got {inner.shape[0]}")
+        return self._logits_of_one(inner[0], images)
+
+    def _logits_of_one(self, inner: Tensor, images: Tensor) -> Tensor:
         return functional_call(self.network, self._parameters(inner), (images,))
 
     def _parameters(self, flat: Tensor) -> dict[str, Tensor]:
-        if flat.shape[0] != 1:
-            raise ValueError(f"a few-shot problem has 1 lane, got {flat.shape[0]}")
-        pieces = flat[0].split(self._sizes)
+        pieces = flat.split(self._sizes)
         return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}

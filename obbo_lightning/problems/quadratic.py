@@ -49,6 +49,10 @@ class Quadratic(Problem):
         fit = 0.5 * (inner - task["c"]).square().sum(-1) + (inner * self._noise(inner, sample)).sum(-1)
         return fit + 0.5 * self.ridge * outer.square().sum(-1)
 
+    def of_lanes(self, task: Task, lanes: slice) -> tuple[Problem, Task]:
+        part = Quadratic(self.inner_matrix[lanes], self.coupling[lanes], self.ridge, self.noise)
+        return part, {name: values[lanes] for name, values in task.items()}
+
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor:
         return torch.zeros_like(task["b"])
 

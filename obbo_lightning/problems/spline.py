@@ -41,6 +41,10 @@ class SmoothingSpline(Problem):
         rows, share = inner.T, share.unsqueeze(-1)  # sites first, as the solver leaves them
         return torch.lerp(rows[left], rows[left + 1], share).T
 
+    def of_lanes(self, task: Task, lanes: slice) -> tuple[Problem, Task]:
+        # sites are shared by all lanes
+        return self, {name: values[lanes] if values.ndim == 2 else values for name, values in task.items()}
+
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor:
         return task["values"]
 

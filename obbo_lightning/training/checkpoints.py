@@ -17,7 +17,8 @@ def save_checkpoint(trainer: L.Trainer, directory: Path) -> None:
     """Save the trainer's state under the number of rounds played. Every rank calls this, rank 0 writes."""
     final = directory / f"round-{trainer.global_step:08d}.ckpt"
     aside = final.with_suffix(".part")
-    directory.mkdir(parents=True, exist_ok=True)
+    if trainer.is_global_zero:
+        directory.mkdir(parents=True, exist_ok=True)
     trainer.save_checkpoint(aside)
     if not trainer.is_global_zero:
         return

@@ -17,6 +17,7 @@ from obbo_lightning.core.rounds import Round, play, require_fit
 from obbo_lightning.core.validation import at_least, one_of
 from obbo_lightning.problems.few_shot import CNN4, FewShot
 from obbo_lightning.training.outer_step import BregmanOuterStep
+from obbo_lightning.training.ranks import Ranks
 
 
 class OnlineBilevelModule(L.LightningModule):
@@ -29,6 +30,8 @@ class OnlineBilevelModule(L.LightningModule):
         seed: of all randomness within rounds.
         regret_window: w_R of the reported regrets.
         on_nonfinite: ``raise`` or ``skip``.
+        tasks_per_round: n; the hypergradient of a round is the mean over its tasks.
+        side_by_side: solve a round's tasks together (`torch.func.vmap`) or in a loop; None: together on a GPU.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class OnlineBilevelModule(L.LightningModule):
         seed: int = 0,
         regret_window: int = 10,
         on_nonfinite: str = "raise",
+        tasks_per_round: int = 1,
+        side_by_side: bool | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -46,7 +51,10 @@ class OnlineBilevelModule(L.LightningModule):
         self.algorithm = algorithm
         self.seed = seed
         self.outer = Parameter(outer.detach().clone())
-        self.warm = Warm()
+        self.tasks_per_round = at_least("tasks_per_round", tasks_per_round, 1)
+        self.side_by_side = side_by_side
+        self.warms = [Warm() for _ in range(tasks_per_round)]  # of all tasks, and in training of this rank's
+        self.judged_from = Warm()
         self.outer_step = BregmanOuterStep(algorithm, regret_window, on_nonfinite)
         self.played: Round | None = None
         self._judged: list[dict[str, Tensor]] = []
@@ -63,13 +71,13 @@ class OnlineBilevelModule(L.LightningModule):
         """The algorithm's outer rule."""
         return self.algorithm.optimizer(self.outer)
 
-    def training_step(self, task: Task, batch_idx: int) -> None:
-        """Round t: λ_t meets the task, is judged on it, learns from it."""
+    def training_step(self, tasks: list[Task], batch_idx: int) -> None:
+        """Round t: λ_t meets its tasks, is judged on them, learns from them."""
         step = self.outer_step.step
         if step is None:
             raise RuntimeError("training_step needs the BregmanOuterStep callback: run it through a Trainer")
-        played = play(self.problem, self.algorithm, step, task, self.warm, Key(self.seed, self.trainer.global_step))
-        self.warm = played.estimate.warm
+        played = play(self.problem, self.algorithm, step, tasks, self.warms, Key(self.seed, self.trainer.global_step))
+        self.warms = played.warms
         self.played = played
 
     def evaluate(self, task: Task) -> dict[str, Tensor]:
@@ -81,7 +89,7 @@ class OnlineBilevelModule(L.LightningModule):
         oracle = Oracle(self.problem, outer, task, Key(self.seed, -1))
         inner = self.problem.solution(outer, task)
         if inner is None:
-            first = self.warm.inner
+            first = self.judged_from.inner
             if first is None and self.algorithm.inner.carries:
                 first = self.problem.initial_inner(outer, task)
             inner = self.algorithm.inner(oracle, first)
@@ -118,14 +126,33 @@ class OnlineBilevelModule(L.LightningModule):
         return self.problem.loaded_network(self.outer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """β_t and the last linear solution go with the checkpoint."""
-        checkpoint["warm"] = self.warm.state_dict()
+        """Where every task's solver starts goes with the checkpoint."""
+        ranks = self.outer_step.ranks
+        warms = self.warms if ranks is None else ranks.gather_warms(self.warms)
+        checkpoint["warms"] = [warm.state_dict() for warm in warms]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue from where the checkpoint's round ended."""
-        self.warm.load_state_dict(checkpoint["warm"])
+        if len(checkpoint["warms"]) != self.tasks_per_round:
+            raise ValueError(
+                f"tasks_per_round must be {len(checkpoint['warms'])} to continue this run, got {self.tasks_per_round}"
+            )
+        self.warms = [Warm(**state) for state in checkpoint["warms"]]
+        self.judged_from = self.warms[0]
 
-    def on_train_start(self) -> None:
-        """A checkpoint's warm start is read on the CPU."""
-        state = self.warm.state_dict()
-        self.warm = Warm(**{name: None if v is None else v.to(self.device) for name, v in state.items()})
+    def on_fit_start(self) -> None:
+        """This rank's share of a round; a checkpoint's warm starts are of all ranks, and on the CPU."""
+        together = self.device.type == "cuda" if self.side_by_side is None else self.side_by_side
+        ranks = Ranks(self.trainer, len(self.outer), self.tasks_per_round, together)
+        self.outer_step.ranks = ranks
+        self.warms = [_moved(warm, self.device) for warm in ranks.own(self.warms)]
+
+    def gather_judged_from(self) -> None:
+        """Where evaluations start, on every rank: the first task's inner variable, in all lanes."""
+        ranks = self.outer_step.ranks
+        if ranks is not None and self.algorithm.inner.carries:
+            self.judged_from = _moved(ranks.gather_warms(self.warms)[0], self.device)
+
+
+def _moved(warm: Warm, device: torch.device) -> Warm:
+    return Warm(*(None if v is None else v.to(device) for v in (warm.inner, warm.solve)))

@@ -3,10 +3,10 @@
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.rounds import OuterStep
+from obbo_lightning.training.ranks import Ranks
 
 
 class BregmanOuterStep(L.Callback):
@@ -25,39 +25,43 @@ class BregmanOuterStep(L.Callback):
         self.regret_window = regret_window
         self.on_nonfinite = on_nonfinite
         self.step: OuterStep | None = None
+        self.ranks: Ranks | None = None
         self._restored: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Build the step around Lightning's optimizer, and continue from a checkpoint if there was one."""
+        if self.ranks is None:
+            raise RuntimeError("the module must say what this rank computes before training starts")
         optimizer = pl_module.optimizers()
         if isinstance(optimizer, list):
             raise TypeError(f"there is one outer variable and one optimizer, got {len(optimizer)}")
         outer = pl_module.get_parameter("outer")
-
-        def reduce(hypergradients: Tensor) -> Tensor:
-            reduced: Tensor = trainer.strategy.reduce(hypergradients, reduce_op="mean")
-            return reduced
-
         self.step = OuterStep(
             outer,
             self.algorithm,
             self.regret_window,
             self.on_nonfinite,
-            reduce if trainer.world_size > 1 else None,
+            self.ranks.share,
             optimizer=optimizer.optimizer,
             apply=optimizer.step,
         )
         if self._restored is not None:
+            memory = dict(self._restored["memory"])
+            if "past" in memory:
+                memory["past"] = [self.ranks.own(met) for met in memory["past"]]
             # Lightning has restored the optimizer itself.
-            self.step.load_state_dict({**self._restored, "optimizer": self.step.optimizer.state_dict()})
+            optimizer_state = self.step.optimizer.state_dict()
+            self.step.load_state_dict({**self._restored, "memory": memory, "optimizer": optimizer_state})
             self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Memory and regret; Lightning keeps the optimizer and the outer variable."""
-        if self.step is None:
+        """Memory and regret of all ranks; Lightning keeps the optimizer and the outer variable."""
+        if self.step is None or self.ranks is None:
             return {}
         state = self.step.state_dict()
         del state["optimizer"]
+        if "past" in state["memory"]:
+            state["memory"]["past"] = self.ranks.gather_past(state["memory"]["past"])
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ from obbo_lightning.core.rounds import Round
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.module import OnlineBilevelModule
+from obbo_lightning.training.ranks import Ranks
 from obbo_lightning.training.run_directory import RunDirectory
 from obbo_lightning.training.table import RoundTable
 
@@ -85,6 +87,7 @@ class Recorder(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the tables where the checkpoint ended; judge the untrained λ_1 once."""
+        self.run.settle(Path(trainer.strategy.broadcast(str(self.run.path))))  # rank 0 has made it
         if threading.current_thread() is threading.main_thread():
             self._handlers = {n: signal.signal(n, self._remember) for n in (signal.SIGINT, signal.SIGTERM)}
         if trainer.is_global_zero:
@@ -107,6 +110,7 @@ class Recorder(L.Callback):
         if module.played is None or module.outer_step.step is None:
             raise RuntimeError("a batch ended without a round")
         last = rounds == trainer.num_training_batches
+        stop = _ranks(module).any(self._signal, module.device)
         clock = {"round": rounds, "seconds": time.perf_counter() - self._began}
         self.row = {"round": rounds, **summarise(module.played, module.outer_step.step.memory.fill)}
         if rounds % self.evaluate_every == 0 or last:
@@ -122,13 +126,13 @@ class Recorder(L.Callback):
         watched = {**self.row, **clock, "oracle_calls": self.oracle_calls}
         for logger in trainer.loggers:
             logger.log_metrics({k: v for k, v in watched.items() if v is not None}, step=rounds)
-        if rounds % self.checkpoint_every == 0 or last or self._signal:
+        if rounds % self.checkpoint_every == 0 or last or stop:
             if trainer.is_global_zero:
                 self.metrics.sync()
                 self.timings.sync()
             save_checkpoint(trainer, self.run.checkpoints)
-        if self._signal and not last:
-            raise Stopped(self._signal, rounds)
+        if stop and not last:
+            raise Stopped(stop, rounds)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Lightning tears nothing down after an exception."""
@@ -148,12 +152,15 @@ class Recorder(L.Callback):
         return (statistics.median(values), None) if several_lanes else mean_and_error(values)
 
     def _evaluate(self, module: OnlineBilevelModule) -> list[float]:
-        values = []
-        for i in range(len(self.test)):
+        """Each rank judges some of the tasks, and all know the scores."""
+        ranks = _ranks(module)
+        module.gather_judged_from()
+        scores = module.outer.detach().new_zeros(len(self.test), len(module.outer))
+        for i in range(ranks.rank, len(self.test), ranks.size):
             task = module.transfer_batch_to_device(self.test[i], module.device, 0)
             task = module.trainer.precision_plugin.convert_input(task)
-            values.append(module.evaluate(task)[self.metric])
-        return torch.cat(values).tolist() if values else []
+            scores[i] = module.evaluate(task)[self.metric]
+        return ranks.share.sum(scores).flatten().tolist()
 
     def _remember(self, signum: int, frame: FrameType | None) -> None:
         if self._signal:  # asked twice: at once
@@ -194,6 +201,12 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     mean = float(numbers.mean()) if values else math.nan
     error = float(numbers.std()) / len(values) ** 0.5 if len(values) > 1 else math.nan
     return mean, error if math.isfinite(error) else None
+
+
+def _ranks(module: OnlineBilevelModule) -> Ranks:
+    if module.outer_step.ranks is None:
+        raise RuntimeError("the recorder needs a module that is being trained")
+    return module.outer_step.ranks
 
 
 def _online(module: L.LightningModule) -> OnlineBilevelModule:

@@ -27,6 +27,7 @@ from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.lanes import LaneRecorder
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.progress import RoundProgress
+from obbo_lightning.training.ranks import is_first, require_ranks
 from obbo_lightning.training.recorder import Recorder, mean_and_error
 from obbo_lightning.training.run_directory import RunDirectory, write_atomically
 from obbo_lightning.training.table import read_table
@@ -62,30 +63,35 @@ def build(settings: Settings) -> Parts:
         seed,
         settings["regret_window"],
         settings["on_nonfinite"],
+        settings["tasks_per_round"],
+        {"loop": False, "vmap": True, "auto": None}[settings["several_tasks"]],
     )
     at_least("evaluation.every", settings["evaluation"]["every"], 1)
     at_least("checkpoint.every", settings["checkpoint"]["every"], 1)
-    _require_trainer(settings)
+    _require_trainer(settings, module)
     tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
     if tasks > len(stream.test):
         raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
     data = StreamDataModule(
-        stream.train, settings["rounds"], stream.validation, stream.test[:tasks], tasks, settings["workers"]
+        stream.train,
+        settings["rounds"],
+        stream.validation,
+        stream.test[:tasks],
+        tasks,
+        settings["workers"],
+        settings["tasks_per_round"],
     )
     return Parts(module, data, stream.metric, getattr(stream, "lanes", None), getattr(stream, "skipped", ()))
 
 
-def _require_trainer(settings: Settings) -> None:
+def _require_trainer(settings: Settings, module: OnlineBilevelModule) -> None:
     """Let Lightning refuse what it cannot do here, before anything is written."""
     try:
         trainer = make_trainer(settings, [], logger=False)
     except (MisconfigurationException, ValueError, RuntimeError, TypeError, ImportError) as refusal:
         known = str(refusal).startswith("trainer.")
         raise ValueError(str(refusal) if known else f"trainer: {refusal}") from None
-    if trainer.world_size > 1:
-        raise ValueError(
-            f"trainer.devices and trainer.num_nodes must make one process for now, got {trainer.world_size}"
-        )
+    require_ranks(trainer, module.problem, len(module.outer), settings["tasks_per_round"])
 
 
 def complete(settings: Settings) -> Settings:
@@ -112,18 +118,22 @@ def fit(
         parts: what the settings build, where that was done already.
     """
     began = time.perf_counter()
-    console = Console(quiet=quiet)
+    first = is_first()
+    console = Console(quiet=quiet or not first)
     module, data, metric, lanes, skipped = parts or build(settings)
     recorder = Recorder(run, data.test, metric, settings["evaluation"]["every"], settings["checkpoint"]["every"])
-    write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
-    if skipped:
-        pl.DataFrame(skipped).write_csv(run.path / "skipped.csv")
-    logger = make_logger(settings, run, console)
+    if first:
+        write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
+        if skipped:
+            pl.DataFrame(skipped).write_csv(run.path / "skipped.csv")
+    logger = make_logger(settings, run, console) if first else None
     shown = [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
     many = [] if lanes is None else [LaneRecorder(run, lanes)]
     trainer = make_trainer(settings, [*many, recorder, *shown, *callbacks], logger or False)
     console.print(f"run directory {run.path}")
     trainer.fit(module, data, ckpt_path=checkpoint)
+    if not first:
+        return {}
     for lane_recorder in many:
         lane_recorder.write(module, {f"test_{metric}": recorder.tested})
     untrained, _ = recorder.centre_and_error(recorder.untrained)

@@ -11,6 +11,10 @@ class RunDirectory:
     """``<output>/<experiment>/<algorithm>-<time>/``: config, metrics, timings, checkpoints, summary, figures."""
 
     def __init__(self, path: Path) -> None:
+        self.settle(path)
+
+    def settle(self, path: Path) -> None:
+        """Be at ``path``: other ranks learn from rank 0 where the run lives."""
         self.path = path
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"

@@ -39,6 +39,12 @@ class Estimator(ABC):
     exact = False
     """Whether what it finds is ∇F_t(λ_t) itself."""
 
+    samples = False
+    """Whether it is random."""
+
+    takes_lanes = True
+    """Whether it works for any number of lanes."""
+
     def require_fit(self, problem: Problem) -> None:  # noqa: B027 most ask for nothing
         """Refuse, before the first round, a problem that lacks what this estimator asks for."""
 

@@ -25,6 +25,8 @@ class StochasticNeumann(ImplicitEstimator):
         batch_size: observations in each of ε, ζ⁰, ζ¹, …; None for the whole task.
     """
 
+    samples = True
+
     max_terms: int = 10
     smoothness: float | None = None
     batch_size: int | None = 1
