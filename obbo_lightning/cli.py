@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 USAGE = """usage: obbo COMMAND [flags]
 
   fit                 play an online stream; with no flags, the embedded default
-  resume RUN_DIR...   go on with runs that were stopped, exactly where they were [--checkpoint FILE]
+  resume RUN_DIR...   go on with runs that were stopped, exactly where they were [--checkpoint FILE] [--devices N]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report [--tasks N] [--checkpoint FILE]
   test RUN_DIR        adapt a run's outer variable to test tasks and report [--tasks N] [--checkpoint FILE]
   compare             a grid of runs, resumable: --config configs/compare/default.yaml [--jobs N] [--dry_run]
@@ -94,10 +94,19 @@ def _fit(arguments: list[str]) -> int:
 def _resume(arguments: list[str]) -> int:
     from obbo_lightning.training.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 
-    several = [word for word in arguments if not word.startswith("-")]
-    if len(several) > 1 and len(several) == len(arguments):
-        return max(_resume_caught([directory]) for directory in several)
-    settings, run, checkpoint = _earlier_run("resume", arguments)
+    parser = _Parser("resume")
+    parser.add_argument("directories", nargs="+", metavar="RUN_DIR")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--devices", type=int)
+    asked = parser.parse_args(arguments)
+    if len(asked.directories) > 1:
+        if asked.checkpoint or asked.devices:
+            raise ValueError("--checkpoint and --devices are for one RUN_DIR, got several")
+        return max(_resume_caught([directory]) for directory in asked.directories)
+    settings, run = _earlier_run(asked.directories[0])
+    checkpoint = asked.checkpoint
+    if asked.devices is not None:  # any number of processes goes on with a run
+        settings["trainer"]["devices"] = asked.devices
     if run.finished:
         return _refuse(f"{run.path} is finished: it has a {run.summary.name}")
     if checkpoint:
@@ -230,16 +239,16 @@ def _judge(command: str, arguments: list[str]) -> int:
     from obbo_lightning.training import run as runs
     from obbo_lightning.training.checkpoints import newest_checkpoint, verify_checkpoint
 
-    tasks = None
-    if "--tasks" in arguments[1:]:
-        at = arguments.index("--tasks")
-        tasks = "".join(arguments[at + 1 : at + 2])
-        if not tasks.isdigit():
-            raise ValueError(f"--tasks must be a number of tasks, got {tasks or 'none'!r}")
-        arguments = arguments[:at] + arguments[at + 2 :]
-    settings, run, checkpoint = _earlier_run(command, arguments)
-    if tasks:
-        settings["evaluation"]["tasks"] = int(tasks)
+    parser = _Parser(command)
+    parser.add_argument("directory", metavar="RUN_DIR")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--tasks", type=int)
+    asked = parser.parse_args(arguments)
+    settings, run = _earlier_run(asked.directory)
+    if asked.tasks is not None:
+        settings["evaluation"]["tasks"] = asked.tasks
+    checkpoint = asked.checkpoint
+    settings["trainer"]["devices"] = 1  # one process judges as well as several
     chosen = verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints)
     module, data, *_ = runs.build(settings)
     trainer = runs.make_trainer(settings, [], logger=False, limit_val_batches=1.0)
@@ -319,24 +328,19 @@ def _dashboard(arguments: list[str]) -> int:
     return 0
 
 
-def _earlier_run(command: str, arguments: list[str]) -> tuple[dict[str, Any], Any, Path | None]:
+def _earlier_run(directory: str) -> tuple[dict[str, Any], Any]:
+    """Its settings, and where it is."""
     import yaml
 
-    from obbo_lightning.training.run_directory import RunDirectory
-
-    if not arguments or arguments[0].startswith("-"):
-        raise ValueError(f"{command} needs the run directory, got {' '.join(arguments) or 'nothing'}")
-    run = RunDirectory.existing(arguments[0])
-    rest = arguments[1:]
-    if rest and not (len(rest) == 2 and rest[0] == "--checkpoint"):
-        raise ValueError(f"{command} takes RUN_DIR and --checkpoint FILE, got {' '.join(rest)}")
     from obbo_lightning.configuration import ConfigError
     from obbo_lightning.training.run import complete
+    from obbo_lightning.training.run_directory import RunDirectory
 
+    run = RunDirectory.existing(directory)
     try:
         settings = yaml.safe_load(run.config.read_text())
     except yaml.YAMLError:
         settings = None
     if not isinstance(settings, dict):
         raise ConfigError(f"{run.config} must hold the settings of a run, got something else")
-    return complete(settings), run, Path(rest[1]) if rest else None
+    return complete(settings), run

@@ -17,7 +17,7 @@ from obbo_lightning.training.run_directory import RunDirectory
 MISTAKES = {
     "unknown command": (
         ["fitt"],
-        "command must be one of fit, resume, validate, test, report, compare, got 'fitt'; did you mean 'fit'?",
+        "validate, test, report, compare, dashboard, got 'fitt'; did you mean 'fit'?",
     ),
     "unknown key": (
         ["fit", "--algorithm.windw", "3"],
@@ -52,7 +52,10 @@ MISTAKES = {
     "alpha": (["fit", "--algorithm.lr", "0"], "algorithm.lr must be a positive finite number, got 0"),
     "rho": (["fit", "--algorithm.geometry.rho", "0"], "algorithm.geometry.rho must be a positive finite number, got 0"),
     "rounds": (["fit", "--rounds", "0"], "rounds must be an integer of at least 1, got 0"),
-    "too many rounds": (["fit", "--rounds", "30000"], "rounds must be at most the stream's 20000 tasks, got 30000"),
+    "too many rounds": (
+        ["fit", "--rounds", "30000"],
+        "rounds must be at most the stream's 20000 tasks, 1 a round, got 30000",
+    ),
     "ways": (["fit", "--data.ways", "50"], "data.ways must be at most the 20 classes of the validation split, got 50"),
     "shots": (["fit", "--data.shots", "0"], "data.shots must be an integer of at least 1, got 0"),
     "order": (["fit", "--data.order", "sorted"], "data.order must be one of iid, drift, got 'sorted'"),
@@ -80,7 +83,7 @@ MISTAKES = {
     "accelerator": (["fit", "--trainer.accelerator", "tpuu"], "trainer: "),
     "devices": (
         ["fit", "--trainer.accelerator", "cpu", "--trainer.devices", "2"],
-        "one process for now, got 2",
+        "tasks_per_round must be a multiple of the 2 processes, got 1",
     ),
     "callback": (["fit", "--trainer.callbacks", "[NoSuchThing]"], "trainer.callbacks"),
     "upper case": (["fit", "--algorithm", "OBBO"], "did you mean 'obbo'?"),
@@ -95,7 +98,7 @@ MISTAKES = {
     "no value": (["fit", "--rounds"], "--rounds needs a value, got none"),
     "no dashes": (["fit", "rounds", "3"], "flags begin with --, got 'rounds'"),
     "no run": (["resume", "nowhere"], "nowhere is no run directory"),
-    "no directory": (["resume"], "resume needs the run directory, got nothing"),
+    "no directory": (["resume"], "resume: the following arguments are required: RUN_DIR"),
 }
 
 

@@ -125,10 +125,10 @@ class FewShot(Problem):
     def mixed_term(
         self, outer: Tensor, inner: Tensor, task: Task, vector: Tensor, sample: Sample | None = None
     ) -> Tensor:
-        proximity = self._proximity(outer)
-        by_weights = -proximity * vector
         if not self.learn_proximity:
-            return by_weights
+            return -self.proximity * vector
+        proximity = outer[:, -1:].exp()
+        by_weights = -proximity * vector
         # ∂/∂(log γ) of ∇_β g · v = γ ⟨β − λ, v⟩
         by_log_proximity = proximity * ((inner - self._weights(outer)) * vector).sum(-1, keepdim=True)
         return torch.cat([by_weights, by_log_proximity], dim=-1)
