@@ -1,0 +1,191 @@
+"""The images without a Docker engine: linted, held to their rules, and what they run is run."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from docker.utils.build import exclude_paths  # Docker's own reading of .dockerignore
+
+from obbo_lightning import __version__
+
+ROOT = Path(__file__).parents[1]
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
+COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+HADOLINT = Path(sys.executable).with_name("hadolint")
+
+
+def read_stages():
+    """Name: (base, [(instruction, arguments), ...]) of every stage, in order."""
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    stages = {}
+    for line in filter(None, text.splitlines()):
+        instruction, arguments = line.split(maxsplit=1)
+        if instruction == "FROM":
+            base, _, name = arguments.split()
+            stages[name] = (base, [])
+        else:
+            stages[name][1].append((instruction, arguments))
+    return stages
+
+
+STAGES = read_stages()
+BASES = [base for base, _ in STAGES.values() if base not in STAGES]
+
+
+def words(stage, wanted):
+    return [arguments.split() for instruction, arguments in STAGES[stage][1] if instruction == wanted]
+
+
+def copied(stage):
+    """The files and folders of the context that a stage copies."""
+    copies = [arguments for arguments in words(stage, "COPY") if not arguments[0].startswith("--from")]
+    return {source for arguments in copies for source in arguments[:-1]}
+
+
+def covers(source, path):
+    return path == source or path.startswith(f"{source}/")
+
+
+def context(directory):
+    """What Docker would send of a directory to copy from."""
+    patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    sent = exclude_paths(str(directory), patterns, "docker/Dockerfile")
+    sent -= {"docker/Dockerfile", ".dockerignore"}  # always sent, for Docker itself to read
+    return {path for path in sent if (directory / path).is_file()}
+
+
+def lint(dockerfile, directory):
+    # From another directory and without pragmas: nothing can ask for less.
+    command = [HADOLINT, "--disable-ignore-pragma", "-"]
+    return subprocess.run(command, input=dockerfile, cwd=directory, capture_output=True, text=True)
+
+
+def test_hadolint_finds_nothing(tmp_path):
+    result = lint(DOCKERFILE.read_text(), tmp_path)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "DL3006" in lint("FROM python\n", tmp_path).stdout  # it would have
+
+
+def test_base_tags_are_whole_versions_of_one_python():
+    versions = [re.fullmatch(r"python:(\d+\.\d+\.\d+)(-slim)?-bookworm", base)[1] for base in BASES]
+    assert len(versions) == 2
+    assert len(set(versions)) == 1  # a virtual environment moves from one to the other
+
+
+def test_no_registry_host_is_named():
+    assert all("/" not in base for base in BASES)
+    for path in [*(ROOT / "docker").iterdir(), ROOT / ".dockerignore", ROOT / "docs" / "containers.md"]:
+        assert "://" not in path.read_text(), path
+
+
+def test_the_entry_point_is_the_command_line_and_its_default_is_fit():
+    _, instructions = STAGES["cpu"]
+    assert instructions[-2:] == [("ENTRYPOINT", '["python", "-m", "obbo_lightning"]'), ("CMD", '["fit"]')]
+    base, added = STAGES["cuda"]
+    assert base == "cpu"
+    assert [instruction for instruction, _ in added] == ["ENV"]  # everything else is inherited
+
+
+def test_the_user_is_a_fixed_number_that_is_not_root():
+    instructions = STAGES["cpu"][1]
+    names = [instruction for instruction, _ in instructions]
+    assert names.count("USER") == 1
+    assert names.index("USER") < names.index("ENTRYPOINT")
+    assert "RUN" not in names[names.index("USER") :]
+    user = dict(instructions)["USER"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    assert f"useradd --uid {user.split(':')[0]} " in dict(reversed(instructions))["RUN"]
+
+
+def test_only_what_is_copied_is_sent_to_docker():
+    sources, sent = set().union(*map(copied, STAGES)), context(ROOT)
+    assert {source for source in sources if not any(covers(source, path) for path in sent)} == set()
+    assert {path for path in sent if not any(covers(source, path) for source in sources)} == set()
+
+
+def test_history_runs_data_tests_documents_and_caches_stay_out(tmp_path):
+    outside = [".git/HEAD", "runs/a/metrics.csv", "data/cifar100.npz", "tests/test_a.py", "docs/a.md"]
+    caches = ["obbo_lightning/core/__pycache__/a.pyc", ".pytest_cache/a", ".mypy_cache/a", ".venv/bin/a"]
+    inside = ["obbo_lightning/core/a.py", "configs/compare/a.yaml", "pyproject.toml"]
+    for path in [*outside, *caches, *inside]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert context(tmp_path) == set(inside)
+
+
+@pytest.mark.parametrize(("service", "target"), [("cpu", "cpu"), ("gpu", "cuda")])
+def test_compose_builds_and_runs_what_the_dockerfile_declares(service, target):
+    service = COMPOSE["services"][service]
+    build = service["build"]
+    assert (ROOT / "docker" / build["context"]).resolve() == ROOT
+    assert ROOT / build["dockerfile"] == DOCKERFILE
+    assert build["target"] == target in STAGES
+    assert set(build["args"]) == {arguments[0].split("=")[0] for arguments in words("dependencies", "ARG")}
+    assert {"WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"} <= set(service["environment"])  # no value: passed on
+    mounted = dict(volume.rsplit(":", 1)[::-1] for volume in service["volumes"])
+    assert list(mounted) == json.loads(dict(STAGES["cpu"][1])["VOLUME"])
+    assert mounted["/data"] == "${OBBO_DATA:-data}"
+    assert {re.search(":-(.*)}", source)[1] for source in mounted.values()} == set(COMPOSE["volumes"])
+    assert "OBBO_DATA=/data" in dict(STAGES["cpu"][1])["ENV"].split()
+    assert "shm_size" in service
+
+
+def test_compose_reserves_the_gpus_for_the_gpu_service_alone():
+    (device,) = COMPOSE["services"]["gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
+    assert "deploy" not in COMPOSE["services"]["cpu"]
+
+
+def test_install_refuses_an_unknown_step_in_one_line():
+    result = subprocess.run([ROOT / "docker" / "install", "all"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "docker/install: command must be one of dependencies, wheel, got 'all'\n"
+
+
+@pytest.mark.nightly
+def test_the_commands_of_the_image_give_an_installation_that_plays():
+    """COPY and RUN of every stage in order, with the image's paths under one directory: minutes, and gigabytes."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name).resolve()
+        source, work = root / "source", root / "work"
+        work.mkdir()
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment["PATH"] = f"{root}/opt/venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment |= {"LEARN2LEARN": "1", "OMP_NUM_THREADS": "1"}
+
+        def run(*command, directory=work):
+            print("+", *command, flush=True)
+            return subprocess.run(
+                command, cwd=directory, env=environment, check=True, stdout=subprocess.PIPE, text=True
+            )
+
+        def build(instruction, arguments, directory):
+            if instruction == "COPY" and directory == source:
+                for path in context(ROOT):
+                    if any(covers(copy, path) for copy in arguments.split()[:-1]):
+                        (source / path).parent.mkdir(parents=True, exist_ok=True)
+                        shutil.copy(ROOT / path, source / path)
+            if instruction == "RUN" and "useradd" not in arguments:  # it would be a user of this machine
+                command = re.sub(r"^--mount=\S+ ", "", arguments).replace("/opt/", f"{root}/opt/")
+                print(run("sh", "-c", command, directory=directory).stdout)
+
+        for stage, directory in {"dependencies": source, "package": source, "cpu": work}.items():
+            for instruction, arguments in STAGES[stage][1]:
+                build(instruction, arguments, directory)
+
+        entry_point = json.loads(dict(STAGES["cpu"][1])["ENTRYPOINT"])
+        assert run(*entry_point, "--version").stdout.strip() == __version__
+        origin = run("python", "-c", "import obbo_lightning; print(obbo_lightning.__file__)").stdout
+        assert origin.startswith(f"{root}/opt/venv/lib")  # not the source
+        tiny = ["--rounds", "2", "--problem.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "2"]
+        run(*entry_point, "fit", *tiny)
+        run(*entry_point, "fit", "--algorithm", "maml", *tiny)
+        assert len(list(work.glob("runs/default/*/summary.json"))) == 2
