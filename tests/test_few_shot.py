@@ -4,9 +4,12 @@ import pytest
 import torch
 from toy import F64
 
-from obbo_lightning import FixedPoint, GradientDescent, Unrolled
+from obbo_lightning import OBBO, FixedPoint, GradientDescent, Unrolled, cli
 from obbo_lightning.checks.differences import central_difference
+from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.rounds import estimate, require_fit
 from obbo_lightning.problems.few_shot import CNN4, FewShot
 from obbo_lightning.streams.synthetic import SyntheticStream
 from obbo_lightning.training.datamodule import StreamDataModule
@@ -173,3 +176,35 @@ def test_any_number_of_workers_serves_the_same_stream(stream, workers):
         assert all(torch.equal(task[k], stream.train[t][k]) for k in task)
     assert t == 3
     assert len(loader) == 4
+
+
+def test_bf16_is_for_inner_steps_alone():
+    """The hypergradient at ω^K is the one that full precision gives at that very ω^K."""
+    stream = SyntheticStream(image_size=16)
+    problem, task = FewShot(image_size=16, filters=8), stream.train[0]
+    outer = problem.initial_outer(0)
+    found = {}
+    for precision in ("full", "bf16"):
+        inner = GradientDescent(steps=5, lr=0.05, start="outer", precision=precision)
+        found[precision] = estimate(
+            problem, OBBO(inner=inner, hypergradient=FixedPoint(4, lr=0.02)), outer, task, Warm(), Key()
+        )
+    full, low = found["full"], found["bf16"]
+    assert full.inner.dtype == low.inner.dtype == low.hypergradient.dtype == torch.float32
+    moved = (full.inner - outer).norm()
+    assert 1e-5 * moved < (full.inner - low.inner).norm() < 0.5 * moved
+    assert low.loss.item() == pytest.approx(full.loss.item(), rel=0.05)
+    oracle = Oracle(problem, outer, task, Key())
+    there = FixedPoint(4, lr=0.02).differentiate(oracle, GradientDescent(lr=0.05), low.inner, None)
+    assert torch.equal(there.value, low.hypergradient)
+
+
+def test_bf16_is_refused_where_it_would_reach_the_hypergradient(capsys, tmp_path):
+    low = GradientDescent(steps=2, start="outer", precision="bf16")
+    with pytest.raises(ValueError, match=r"inner\.precision must be full for hypergradient 'Unrolled', got 'bf16'"):
+        require_fit(FewShot(), OBBO(inner=low, hypergradient=Unrolled()))
+    with pytest.raises(ValueError, match=r"inner\.precision must be one of full, bf16, got 'fp8'"):
+        GradientDescent(precision="fp8")
+    for precision in ("bf16-mixed", "16-true"):
+        assert cli.main(["fit", "--trainer.precision", precision, "--output", str(tmp_path)]) == 2
+        assert "trainer.precision must be 32 or 64, got" in capsys.readouterr().err

@@ -42,17 +42,21 @@ class GradientDescent(InnerSolver):
         lr: η.
         start: ``previous`` starts from β_t, a constant (Algorithm 1); ``outer`` from λ_t, as few-shot adaptation does.
         batch_size: s, fresh samples for every step (SOBBO); None for the whole task.
+        precision: ``full``, or ``bf16``: losses of inner steps in bfloat16 (autocast); ω itself, and whatever is done
+            at ω^K, stay in full precision.
     """
 
     steps: int = 20
     lr: float = 0.1
     start: str = "previous"
     batch_size: int | None = None
+    precision: str = "full"
 
     def __post_init__(self) -> None:
         at_least("inner.steps", self.steps, 1)
         positive("inner.lr", self.lr)
         one_of("inner.start", self.start, ("previous", "outer"))
+        one_of("inner.precision", self.precision, ("full", "bf16"))
         if self.batch_size is not None:
             at_least("inner.batch_size", self.batch_size, 1)
 
@@ -73,7 +77,12 @@ class GradientDescent(InnerSolver):
 
     def descend(self, oracle: Oracle, previous: Tensor | None, differentiable: bool) -> Tensor:
         """ω^K; with ``differentiable`` the graph of all K steps is kept."""
-        with torch.set_grad_enabled(differentiable):
+        if differentiable and self.precision != "full":
+            raise ValueError(
+                f"inner.precision must be full where inner steps are differentiated, got {self.precision!r}"
+            )
+        low = torch.autocast(oracle.outer.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        with torch.set_grad_enabled(differentiable), low:
             inner = self._first(oracle, previous)
             if differentiable and not inner.requires_grad:
                 inner = inner.requires_grad_()

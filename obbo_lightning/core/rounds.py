@@ -353,6 +353,8 @@ def require_fit(problem: Problem, algorithm: Algorithm) -> None:
         return
     if isinstance(estimator, Unrolled) and not isinstance(solver, GradientDescent):
         raise ValueError(f"hypergradient 'Unrolled' needs inner steps to go back through, got inner {solver!r}")
+    if isinstance(estimator, Unrolled) and isinstance(solver, GradientDescent) and solver.precision != "full":
+        raise ValueError(f"inner.precision must be full for hypergradient 'Unrolled', got {solver.precision!r}")
     if isinstance(solver, ExactSolution) and type(problem).solution is Problem.solution:
         raise ValueError(f"inner 'ExactSolution' needs a solution, and {name} has none")
     if isinstance(estimator, FixedPoint) and estimator.lr is None and solver.step_size is None:

@@ -25,7 +25,7 @@ def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -
 
     wanted = settings["wandb"]
     options: dict[str, Any] = {
-        "project": wanted["project"] or "obbo_lightning",
+        "project": wanted["project"] or os.environ.get("WANDB_PROJECT") or "obbo_lightning",
         "name": wanted["name"] or run.path.name,
         "group": wanted["group"] or settings["experiment"],
         "tags": wanted["tags"] or [settings["algorithm"]["name"], settings["data"]["name"]],

@@ -91,6 +91,11 @@ def _require_trainer(settings: Settings, module: OnlineBilevelModule) -> None:
     except (MisconfigurationException, ValueError, RuntimeError, TypeError, ImportError) as refusal:
         known = str(refusal).startswith("trainer.")
         raise ValueError(str(refusal) if known else f"trainer: {refusal}") from None
+    if str(trainer.precision) not in ("32-true", "64-true"):
+        raise ValueError(
+            f"trainer.precision must be 32 or 64, got {trainer.precision}: a hypergradient needs all of it; inner steps "
+            "alone can take algorithm.inner.precision bf16"
+        )
     require_ranks(trainer, module.problem, len(module.outer), settings["tasks_per_round"])
 
 
