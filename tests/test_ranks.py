@@ -253,7 +253,7 @@ def children(pid):
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_and_it_resumes_exactly_with_any_number_of_ranks(tmp_path):
-    flags = ["--algorithm", "oagd", *SMALL, *CPU, "--rounds", "400", "--algorithm.window", "2"]
+    flags = ["--algorithm", "oagd", *SMALL, *CPU, "--rounds", "60", "--algorithm.window", "2"]
     command = [sys.executable, "-m", "obbo_lightning", "fit", *flags, "--trainer.devices", "2"]
     process = subprocess.Popen([*command, "--output", str(tmp_path / "killed")], env=environment(), text=True,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
@@ -273,7 +273,7 @@ def test_a_killed_rank_ends_the_run_and_it_resumes_exactly_with_any_number_of_ra
 
 @pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_of_them_after_the_same_round(tmp_path):
-    flags = [*SMALL, *CPU, "--rounds", "400", "--trainer.devices", "2", "--output", str(tmp_path / "runs")]
+    flags = [*SMALL, *CPU, "--rounds", "100", "--trainer.devices", "2", "--output", str(tmp_path / "runs")]
     process = subprocess.Popen([sys.executable, "-m", "obbo_lightning", "fit", *flags], env=environment(), text=True,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
     run = wait_for_rounds(tmp_path / "runs", 5, process)

@@ -100,6 +100,7 @@ class Crash(L.Callback):
 def test_a_run_that_crashed_goes_on_as_if_nothing_had_happened(tiny, algorithm, at):
     # at 9 an evaluation was due in the very round of the last checkpoint
     arguments = [*tiny, "--algorithm", algorithm, "--evaluation.every", {6: "5", 9: "4"}[at]]
+    arguments += ["--trainer.precision", {6: "64-true", 9: "32-true"}[at]]
     whole = fit(arguments, "whole")
     with pytest.raises(ConnectionAbortedError):
         fit(arguments, "crashed", callbacks=[Crash(at)])

@@ -137,6 +137,8 @@ class OnlineBilevelModule(L.LightningModule):
             raise ValueError(
                 f"tasks_per_round must be {len(checkpoint['warms'])} to continue this run, got {self.tasks_per_round}"
             )
+        # λ would be loaded before Lightning makes it double, and lose half of its digits.
+        self.to(checkpoint["state_dict"]["outer"].dtype)
         self.warms = [Warm(**state) for state in checkpoint["warms"]]
         self.judged_from = self.warms[0]
 

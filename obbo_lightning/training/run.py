@@ -93,8 +93,8 @@ def _require_trainer(settings: Settings, module: OnlineBilevelModule) -> None:
         raise ValueError(str(refusal) if known else f"trainer: {refusal}") from None
     if str(trainer.precision) not in ("32-true", "64-true"):
         raise ValueError(
-            f"trainer.precision must be 32 or 64, got {trainer.precision}: a hypergradient needs all of it; inner steps "
-            "alone can take algorithm.inner.precision bf16"
+            f"trainer.precision must be 32 or 64, got {trainer.precision}: a hypergradient needs all of it; inner "
+            "steps alone can take algorithm.inner.precision bf16"
         )
     require_ranks(trainer, module.problem, len(module.outer), settings["tasks_per_round"])
 
