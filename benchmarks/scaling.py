@@ -1,0 +1,100 @@
+"""What a second process gains: tasks per second of rounds with 2 tasks, shared by two processes and by nobody.
+
+python -m benchmarks.scaling [--data.root DIR]
+One thread a process, gloo, float32, the shapes of FC100 (K = 20, J = 5, 64 filters). The two take turns.
+"""
+
+import argparse
+import itertools
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, distributed, multiprocessing
+from torch.nn import Parameter
+
+from benchmarks.interleaved import report
+from obbo_lightning.algorithms import OBBO
+from obbo_lightning.core.allocator import keep_freed_memory
+from obbo_lightning.core.inner import GradientDescent
+from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.rounds import OuterStep, play
+from obbo_lightning.core.share import Share
+from obbo_lightning.streams.fc100 import FC100Stream
+from obbo_lightning.streams.few_shot import FewShotStream
+from obbo_lightning.streams.synthetic import SyntheticStream
+
+
+def main() -> None:
+    """Start both processes and print what rank 0 measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data.root", dest="root", help="folder of CIFAR-100; without it the embedded stream is used")
+    parser.add_argument("--turns", type=int, default=6, help="rounds of each kind")
+    asked = parser.parse_args()
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(measure, (port, asked.root, asked.turns), nprocs=2)
+
+
+def measure(rank: int, port: int, root: str | None, turns: int) -> None:
+    """Both ranks run this; rank 0 also plays rounds alone while the other one waits."""
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    stream: FewShotStream = FC100Stream(root) if root else SyntheticStream()
+    shared = player(stream, [rank], Share(first=rank, tasks=2, total=total))
+    alone = player(stream, [0, 1], Share(tasks=2))
+    reduced = torch.zeros(1, 1, stream.problem().initial_outer(0).shape[1])
+    seconds: dict[str, list[float]] = {"alone": [], "shared": [], "all-reduce": []}
+    for _ in range(turns + 1):
+        for name, act in (
+            ("alone", alone if rank == 0 else None),
+            ("shared", shared),
+            ("all-reduce", lambda: total(reduced)),
+        ):
+            distributed.barrier()
+            began = time.perf_counter()
+            if act is not None:
+                act()
+            distributed.barrier()
+            seconds[name].append(time.perf_counter() - began)
+    middle = {name: statistics.median(found[1:]) for name, found in seconds.items()}  # the first is a warm-up
+    if rank == 0:
+        report(
+            f"one process: {2 / middle['alone']:.2f} tasks a second, two: {2 / middle['shared']:.2f}; "
+            f"an all-reduce of {4 * reduced.numel() / 2**10:.0f} KiB: {1000 * middle['all-reduce']:.1f} ms",
+            [("time of two, of one", middle["shared"] / middle["alone"], 1 / 1.7)],
+        )
+    distributed.destroy_process_group()
+
+
+def player(stream: FewShotStream, slots: list[int], share: Share) -> Callable[[], object]:
+    """Plays the next round each time it is called."""
+    problem = stream.problem()
+    algorithm = OBBO(window=10, inner=GradientDescent(steps=20, lr=0.1, start="outer"))
+    step = OuterStep(Parameter(problem.initial_outer(0)), algorithm, on_nonfinite="skip", share=share)
+    turn = itertools.count()
+
+    def next_round() -> object:
+        t = next(turn)
+        tasks = [stream.train[2 * t + slot] for slot in slots]
+        return play(problem, algorithm, step, tasks, Warm(), Key(0, t))
+
+    return next_round
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum over both."""
+    summed = values.clone()
+    distributed.all_reduce(summed)
+    return summed
+
+
+if __name__ == "__main__":
+    main()
