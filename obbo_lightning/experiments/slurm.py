@@ -137,6 +137,7 @@ class PlayCell:
             with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
                 code = _resume(self.directory)
         if code == 128 + signal.SIGTERM and time_is_up:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the queue sends one more
             queue_again(signal.SIGUSR2, None)
         if code:
             raise SystemExit(code)  # so that Slurm, too, calls it failed
