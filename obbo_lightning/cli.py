@@ -16,6 +16,7 @@ USAGE = """usage: obbo COMMAND [flags]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report [--tasks N] [--checkpoint FILE]
   test RUN_DIR        adapt a run's outer variable to test tasks and report [--tasks N] [--checkpoint FILE]
   compare             a grid of runs, resumable: --config configs/compare/default.yaml [--jobs N] [--dry_run]
+                      [--launcher local|slurm] [--slurm configs/slurm.yaml]
   dashboard           the W&B workspace and report of a project [--project P] [--entity E] [--group G] [--dry_run]
   report DIR [DIR...] one page, tables and figures of finished runs [--output DIR] [--title TEXT] [--reference LABEL]
 
@@ -144,33 +145,39 @@ class _Parser(argparse.ArgumentParser):
 def _compare(arguments: list[str]) -> int:
     parser = _Parser("compare")
     parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--launcher", default="local")
+    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--slurm", type=Path)
     parser.add_argument("--output", type=Path, default=Path("runs/compare"))
     parser.add_argument("--dry_run", action="store_true")
     asked, flags = parser.parse_known_args(arguments)
-    if asked.jobs < 1:
-        raise ValueError(f"--jobs must be an integer of at least 1, got {asked.jobs}")
+    _require_launcher(asked)
     from rich.console import Console
 
-    from obbo_lightning.experiments import compare
+    from obbo_lightning.experiments import compare, slurm
     from obbo_lightning.experiments.grid import read_grid
 
     console = Console()
+    request = slurm.read_request(asked.slurm) if asked.slurm else {}
     grid = read_grid(asked.config, flags)
     root = asked.output / grid.name
+    jobs = asked.jobs or 1
     if asked.dry_run:
         for cell in grid.cells:
             state = "finished" if (root / cell.name / "summary.json").is_file() else f"{cell.settings['rounds']} rounds"
             console.print(f"{cell.name}: {state}", soft_wrap=True, highlight=False)
         waiting = [cell for cell in grid.cells if not (root / cell.name / "summary.json").is_file()]
-        minutes = compare.estimate_seconds(waiting, asked.jobs) / 60
-        console.print(
-            f"{len(waiting)} of {len(grid.cells)} cells to play, about {minutes:.1f} minutes with --jobs {asked.jobs}"
-        )
+        how = f"as Slurm jobs with {', '.join(f'{k}: {v}' for k, v in request.items())}"
+        if not request:
+            how = f"about {compare.estimate_seconds(waiting, jobs) / 60:.1f} minutes with --jobs {jobs}"
+        console.print(f"{len(waiting)} of {len(grid.cells)} cells to play, {how}", soft_wrap=True)
         return 0
+    launcher: compare.Launcher = compare.LocalLauncher(jobs)
+    if asked.slurm:
+        launcher = slurm.SlurmLauncher(request, root / "slurm", grid.name)
     runs = compare.prepare(grid, root)
     try:
-        failed = compare.run_cells(grid.cells, runs, asked.jobs, console)
+        failed = compare.run_cells(grid.cells, runs, launcher, console)
     except compare.Interrupted as stop:
         print(f"obbo: {stop}", file=sys.stderr)
         return 128 + stop.signum
@@ -181,6 +188,22 @@ def _compare(arguments: list[str]) -> int:
         soft_wrap=True,
     )
     return 1 if failed else 0
+
+
+def _require_launcher(asked: argparse.Namespace) -> None:
+    """Each launcher has its own flag, and none of the other's."""
+    if asked.launcher not in ("local", "slurm"):
+        raise ValueError(f"--launcher must be one of local, slurm, got {asked.launcher!r}")
+    if asked.jobs is not None and asked.jobs < 1:
+        raise ValueError(f"--jobs must be an integer of at least 1, got {asked.jobs}")
+    if asked.launcher == "slurm" and not asked.slurm:
+        raise ValueError("--launcher slurm needs --slurm FILE, with what to ask of Slurm: see configs/slurm.yaml")
+    if asked.launcher == "slurm" and asked.jobs:
+        raise ValueError(
+            f"--jobs is for --launcher local, got {asked.jobs}: array_parallelism in {asked.slurm} is its like"
+        )
+    if asked.launcher == "local" and asked.slurm:
+        raise ValueError(f"--slurm needs --launcher slurm, got --slurm {asked.slurm}")
 
 
 def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None, parts: Any) -> int:

@@ -58,7 +58,7 @@ def test_every_config_is_complete_and_commented():
     from obbo_lightning.configuration import read_layers
     from obbo_lightning.training.run import build, complete
 
-    for path in sorted((ROOT / "configs").glob("*.yaml")):
+    for path in sorted(set((ROOT / "configs").glob("*.yaml")) - {ROOT / "configs" / "slurm.yaml"}):
         settings, _ = read_layers(["--config", str(path)])
         settings = complete(settings)
         if settings["data"]["name"] != "fc100":  # whose files a clone does not have

@@ -1,4 +1,4 @@
-"""`compare`: a grid of runs in subprocesses, finished ones skipped, interrupted ones resumed."""
+"""`compare`: a grid of runs, finished ones skipped, interrupted ones resumed; here as subprocesses, or on a cluster."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 import yaml
 from rich.console import Console
@@ -30,11 +30,27 @@ class Failure(NamedTuple):
 
 
 class Interrupted(Exception):
-    """A signal came; the cells were told and have saved what they had."""
+    """A signal came, and the launcher was told."""
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}; the same command goes on")
+    def __init__(self, signum: int, becomes: str) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}; {becomes}")
         self.signum = signum
+
+
+class Launcher(Protocol):
+    """Where cells are played: in subprocesses of this machine (`LocalLauncher`) or as jobs of a cluster."""
+
+    def start(self, cells: Sequence[Cell], runs: Sequence[RunDirectory]) -> None:
+        """Take these cells on, none of them finished."""
+
+    def busy(self) -> bool:
+        """Whether a cell may still be played; asked every `LOOK_EVERY` seconds."""
+
+    def stop(self) -> str:
+        """Let go; returns what becomes of the cells, for the one who pressed Ctrl-C."""
+
+    def last_words(self, run: RunDirectory) -> str:
+        """Why a cell did not finish, as far as it said."""
 
 
 def prepare(grid: Grid, root: Path) -> list[RunDirectory]:
@@ -54,29 +70,61 @@ def prepare(grid: Grid, root: Path) -> list[RunDirectory]:
     return runs
 
 
-def run_cells(cells: Sequence[Cell], runs: Sequence[RunDirectory], jobs: int, console: Console) -> list[Failure]:
-    """Play all that is not finished, ``jobs`` at a time, one thread each; returns what failed."""
-    together = _batches([r for r in runs if not r.finished], cells, runs, jobs)
+def run_cells(
+    cells: Sequence[Cell], runs: Sequence[RunDirectory], launcher: Launcher, console: Console
+) -> list[Failure]:
+    """Play all that is not finished; returns what failed."""
+    waiting = [(cell, run) for cell, run in zip(cells, runs, strict=True) if not run.finished]
     rounds = {run.path: cell.settings["rounds"] for cell, run in zip(cells, runs, strict=True)}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress, _Signals() as signals:
-        bar = progress.add_task("rounds", total=sum(rounds.values()), completed=sum(_played(r, rounds) for r in runs))
-        workers: list[_Worker] = []
-        try:
-            while together or workers:
-                while together and len(workers) < jobs:
-                    workers.append(_Worker(together.pop(0)))
-                time.sleep(LOOK_EVERY)
-                signals.raise_if_any()
-                workers = [worker for worker in workers if not worker.ended()]
-                done = sum(run.finished for run in runs)
-                played = sum(_played(run, rounds) for run in runs)
-                progress.update(bar, completed=played, description=f"{done} of {len(runs)} cells, rounds")
-        except BaseException:
-            for worker in workers:
-                worker.stop()
-            raise
-    return [Failure(run.path.name, _last_words(run, runs)) for run in runs if not run.finished]
+    with _Signals() as signals:
+        launcher.start([cell for cell, _ in waiting], [run for _, run in waiting])
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task("rounds", total=sum(rounds.values()), completed=_played(runs, rounds))
+            try:
+                busy = True
+                while busy:
+                    busy = launcher.busy()
+                    said = f"{sum(run.finished for run in runs)} of {len(runs)} cells, rounds"
+                    progress.update(bar, completed=_played(runs, rounds), description=said)
+                    time.sleep(LOOK_EVERY if busy else 0)
+                    if signals.came:
+                        raise Interrupted(signals.came, launcher.stop())
+            except BaseException:
+                launcher.stop()
+                raise
+    return [Failure(run.path.name, launcher.last_words(run)) for run in runs if not run.finished]
+
+
+class LocalLauncher:
+    """Subprocesses of this machine, ``jobs`` at a time, one thread each."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._together: list[list[RunDirectory]] = []
+        self._workers: list[_Worker] = []
+        self._runs: list[RunDirectory] = []
+
+    def start(self, cells: Sequence[Cell], runs: Sequence[RunDirectory]) -> None:
+        # One subprocess a cell; but where a run takes no longer than a start of Python, some share one.
+        small = all(cell.settings["data"]["name"] in SMALL for cell in cells)
+        size = max(1, min(TOGETHER, -(-len(runs) // self._jobs))) if small else 1
+        self._runs = list(runs)
+        self._together = [self._runs[i : i + size] for i in range(0, len(runs), size)]
+
+    def busy(self) -> bool:
+        self._workers = [worker for worker in self._workers if not worker.ended()]
+        while self._together and len(self._workers) < self._jobs:
+            self._workers.append(_Worker(self._together.pop(0)))
+        return bool(self._workers)
+
+    def stop(self) -> str:
+        for worker in self._workers:
+            worker.stop()
+        return "the same command goes on"
+
+    def last_words(self, run: RunDirectory) -> str:
+        return _last_words(run, self._runs)
 
 
 class _Worker:
@@ -109,7 +157,7 @@ class _Signals:
     """Remembers SIGINT and SIGTERM instead of dying of them."""
 
     def __enter__(self) -> "_Signals":
-        self._came = 0
+        self.came = 0
         self._before = {n: signal.signal(n, self._remember) for n in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -118,28 +166,16 @@ class _Signals:
             signal.signal(signum, handler)
 
     def _remember(self, signum: int, frame: object) -> None:
-        self._came = signum
-
-    def raise_if_any(self) -> None:
-        """Stop the comparison."""
-        if self._came:
-            raise Interrupted(self._came)
+        self.came = signum
 
 
-def _batches(
-    waiting: Sequence[RunDirectory], cells: Sequence[Cell], runs: Sequence[RunDirectory], jobs: int
-) -> list[list[RunDirectory]]:
-    """One subprocess a cell; but where a run takes no longer than a start of Python, some share one."""
-    small = all(cell.settings["data"]["name"] in SMALL for cell in cells)
-    size = max(1, min(TOGETHER, -(-len(waiting) // jobs))) if small else 1
-    return [list(waiting[i : i + size]) for i in range(0, len(waiting), size)]
+def _played(runs: Sequence[RunDirectory], rounds: dict[Path, int]) -> int:
+    return sum(rounds[run.path] if run.finished else _rows(run.timings) for run in runs)
 
 
-def _played(run: RunDirectory, rounds: dict[Path, int]) -> int:
-    if run.finished:
-        return rounds[run.path]
+def _rows(table: Path) -> int:
     try:
-        with run.timings.open("rb") as file:
+        with table.open("rb") as file:
             return max(0, sum(1 for _ in file) - 1)
     except OSError:
         return 0

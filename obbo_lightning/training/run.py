@@ -37,6 +37,7 @@ NOISE = (
     ".*your dataloader is not resumable.*",  # RoundSampler is
     ".*callbacks used to create the checkpoint.*",  # judging a run needs none of them
     ".*treespec, LeafSpec.*",
+    ".*`srun` command is available.*",  # a run on a login node, or a cell that is one process, does not want it
 )
 
 
