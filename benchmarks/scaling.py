@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, distributed, multiprocessing
+from torch import Tensor, distributed
+from torch.multiprocessing.spawn import spawn
 from torch.nn import Parameter
 
 from benchmarks.interleaved import report
@@ -38,7 +39,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(measure, (port, asked.root, asked.turns), nprocs=2)
+    spawn(measure, (port, asked.root, asked.turns), nprocs=2)
 
 
 def measure(rank: int, port: int, root: str | None, turns: int) -> None:
