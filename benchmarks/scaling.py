@@ -49,28 +49,32 @@ def measure(rank: int, port: int, root: str | None, turns: int) -> None:
     keep_freed_memory()
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     stream: FewShotStream = FC100Stream(root) if root else SyntheticStream()
-    shared = player(stream, [rank], Share(first=rank, tasks=2, total=total))
-    alone = player(stream, [0, 1], Share(tasks=2))
     reduced = torch.zeros(1, 1, stream.problem().initial_outer(0).shape[1])
-    seconds: dict[str, list[float]] = {"alone": [], "shared": [], "all-reduce": []}
+    actions: dict[str, Callable[[], object]] = {
+        "alone": player(stream, [0, 1], Share(tasks=2)),
+        "shared": player(stream, [rank], Share(first=rank, tasks=2, total=total)),
+        "vmap": player(stream, [0, 1], Share(tasks=2, side_by_side=True)),
+        "all-reduce": lambda: total(reduced),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(turns + 1):
-        for name, act in (
-            ("alone", alone if rank == 0 else None),
-            ("shared", shared),
-            ("all-reduce", lambda: total(reduced)),
-        ):
+        for name, act in actions.items():
             distributed.barrier()
             began = time.perf_counter()
-            if act is not None:
+            if rank == 0 or name in ("shared", "all-reduce"):
                 act()
             distributed.barrier()
             seconds[name].append(time.perf_counter() - began)
     middle = {name: statistics.median(found[1:]) for name, found in seconds.items()}  # the first is a warm-up
     if rank == 0:
+        size = 4 * reduced.numel() / 2**10
         report(
-            f"one process: {2 / middle['alone']:.2f} tasks a second, two: {2 / middle['shared']:.2f}; "
-            f"an all-reduce of {4 * reduced.numel() / 2**10:.0f} KiB: {1000 * middle['all-reduce']:.1f} ms",
-            [("time of two, of one", middle["shared"] / middle["alone"], 1 / 1.7)],
+            f"tasks a second: one process {2 / middle['alone']:.2f}, two {2 / middle['shared']:.2f}",
+            [
+                ("two processes, times the tasks of one", middle["alone"] / middle["shared"], None),
+                ("vmap on the CPU, of the time of the loop", middle["vmap"] / middle["alone"], None),
+                (f"an all-reduce of {size:.0f} KiB, of a shared round", middle["all-reduce"] / middle["shared"], None),
+            ],
         )
     distributed.destroy_process_group()
 

@@ -100,6 +100,19 @@ def test_side_by_side_equals_the_loop(hypergradient):
     assert loop.calls == vmap.calls
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none here")
+def test_a_gpu_gives_what_the_cpu_gives(tmp_path):
+    """Two tasks a round: a loop on the CPU, side by side on the GPU, float64."""
+    for device in ("cpu", "cuda"):
+        flags = [*SMALL, *CPU, "--trainer.accelerator", device, "--output", str(tmp_path / device)]
+        assert cli.main(["fit", *flags]) == 0
+    one, two = ((only(tmp_path / device) / "metrics.csv").read_text().splitlines() for device in ("cpu", "cuda"))
+    for row, other in zip(one[1:], two[1:], strict=True):
+        numbers = [[float(x) if x else 0.0 for x in line.split(",")] for line in (row, other)]
+        assert numbers[1] == pytest.approx(numbers[0], rel=1e-6, abs=1e-8)
+
+
 def test_what_samples_is_never_solved_side_by_side():
     assert OBBO(inner=GradientDescent(), geometry=AdaptiveDiagonal()).side_by_side
     assert not SOBBO().side_by_side
