@@ -178,7 +178,7 @@ def rates_tables(rates: Rates) -> list[Table]:
 
 def _row(label: str, line: _Line, x: np.ndarray) -> list[str]:
     means = dict(zip(line.x.tolist(), line.values.mean(axis=0).tolist(), strict=True))
-    cells = [f"{means[value]:.3g}" if value in means else "" for value in x.tolist()]
+    cells = [f"{float(f'{means[value]:.3g}'):g}" if value in means else "" for value in x.tolist()]  # no 2.45e+03
     return [label, str(len(line.values)), *cells, str(line.fit)]
 
 
