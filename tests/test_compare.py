@@ -72,6 +72,7 @@ def test_settings_of_all_cells_leave_each_algorithm_its_own(tmp_path):
     }
 
 
+@pytest.mark.slow  # the quadratic one has 162 cells
 @pytest.mark.parametrize("path", sorted((CONFIGS / "compare").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_comparisons_that_we_ship_are_complete(path):
     grid = read_grid(path)

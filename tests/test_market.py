@@ -220,7 +220,7 @@ def test_bad_files_are_one_line(files, tmp_path, make, message, on_bad_event, ca
         (["--data.stride", "20"], "data.stride must be at most half of data.subset, 15, got 20"),
         (["--data.events", "mine.csv"], "data.events needs data.prices, got 'mine.csv' without any"),
         (["--data.start", "0"], "data.start must be"),
-        (["--rounds", "21"], "rounds must be at most the stream's 20 tasks, got 21"),
+        (["--rounds", "21"], "rounds must be at most the stream's 20 tasks, 1 a round, got 21"),
     ],
 )
 def test_impossible_settings_are_one_line(flags, message, capsys):

@@ -133,7 +133,8 @@ def test_the_lemmas_on_the_generalized_projection_hold(geometry, regularizer, do
         assert rho >= geometry.rho
     g1, g2 = (generalized_gradient(distance, outer, q, lr, regularizer, domain) for q in (q1, q2))
     after = outer - lr * g1
-    assume(float(after.max()) < 1e100)  # the multiplicative update on an unbounded set may overflow what follows
+    largest = torch.maximum(after, outer - lr * g2).max()
+    assume(float(largest) < 1e100)  # the multiplicative update on an unbounded set may overflow what follows
     # ⟨q, G⟩ ≥ ρ‖G‖² + (h(λ⁺) − h(λ))/α
     left = (q1 * g1).sum(-1)
     right = rho * g1.square().sum(-1) + (regularizer(after) - regularizer(outer)) / lr
