@@ -374,9 +374,9 @@ def test_jobs_outlive_ctrl_c_and_the_end_of_their_time_and_the_same_command_wait
     assert error.endswith(f"the jobs go on: the same command waits for them, scancel {array} ends them\n")
     again = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0
-    # on a busy machine the jobs may have ended meanwhile: then there is nothing to submit or to wait for
-    assert "0 cells submitted, " in again.stdout or "cells submitted" not in again.stdout
-    assert f" in the queue already: Slurm job {array}\n" in again.stdout
+    if "cells submitted" in again.stdout:  # on a busy machine the jobs may have ended meanwhile
+        assert "0 cells submitted, " in again.stdout
+        assert f" in the queue already: Slurm job {array}\n" in again.stdout
     said = (run.path / "log.txt").read_text()
     assert said.count(f"Slurm job {job}\n") == 2
     assert "stopped by SIGTERM after round" in said
