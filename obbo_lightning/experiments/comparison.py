@@ -1,5 +1,6 @@
 """Runs side by side: what several algorithms gave on the same tasks."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -42,8 +43,7 @@ ROUND_COLUMNS = {
     "calls": pl.Int64,
 }
 TIME_COLUMNS = {"label": pl.String, "seed": pl.Int64, "round": pl.Int64, "seconds": pl.Float64}
-# Of the tables: column, its name, digits.
-MEASURES = (("regret", "regret", 1), ("stream_last_100", "stream {}, last 100", 3), ("test", "test {}", 3))
+MEASURES = {"regret": "regret", "stream_last_100": "stream {}, last 100", "test": "test {}"}  # of the tables
 
 
 class Comparison(NamedTuple):
@@ -153,11 +153,11 @@ def _final_table(comparison: Comparison) -> Table:
     rows = []
     for label in comparison.labels:
         runs = comparison.runs.filter(pl.col("label") == label)
-        means = [_mean(runs[name], digits) for name, _, digits in (*MEASURES, ("gain", "", 3))]
+        means = [_mean(runs[name], _digits(comparison, name)) for name in (*MEASURES, "gain")]
         lr, calls = runs["lr"][0], float(runs["calls"].to_numpy().mean())
         facts = ["" if lr is None else f"{lr:g}", str(runs["rounds"].min()), str(len(runs))]
         rows.append([label, *facts, *means, f"{calls:.0f}"])
-    names = [name.format(metric) for _, name, _ in MEASURES]
+    names = [name.format(metric) for name in MEASURES.values()]
     return Table(
         "table",
         f"Means ± standard error over seeds. Regret is the Euclidean bilevel local regret after the last round; the "
@@ -177,12 +177,12 @@ def _paired_table(comparison: Comparison) -> list[Table]:
     for label in others:
         pairs = _pairs(comparison, first, label)
         cells = [label, str(len(pairs))]
-        for name, _, digits in MEASURES:
+        for name in MEASURES:
             known = pairs.drop_nulls([name, f"{name}_right"])
             paired = compare_pairs(known[name].to_numpy(), known[f"{name}_right"].to_numpy()) if len(known) else None
-            cells += as_cells(paired, digits)
+            cells += as_cells(paired, _digits(comparison, name))
         rows.append(cells)
-    names = [name.format(comparison.metric) for _, name, _ in MEASURES]
+    names = [name.format(comparison.metric) for name in MEASURES.values()]
     columns = [column for name in names for column in (name, "larger / smaller")]
     return [
         Table(
@@ -199,6 +199,15 @@ def _paired_table(comparison: Comparison) -> list[Table]:
 def _pairs(comparison: Comparison, first: str, second: str) -> pl.DataFrame:
     mine, theirs = (comparison.runs.filter(pl.col("label") == label) for label in (first, second))
     return mine.join(theirs, on=["seed", "rounds"])
+
+
+def _digits(comparison: Comparison, name: str) -> int:
+    """Scores have three; a regret as many as its smallest one needs to show three."""
+    if name != "regret":
+        return 3
+    known = comparison.runs[name].drop_nulls()
+    smallest = float(known.filter(known > 0).to_numpy().min(initial=1.0))
+    return 1 if smallest >= 1 else 2 - math.floor(math.log10(smallest))
 
 
 def _mean(values: pl.Series, digits: int) -> str:
