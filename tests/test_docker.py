@@ -150,6 +150,7 @@ def test_install_refuses_an_unknown_step_in_one_line():
     assert result.stderr == "docker/install: command must be one of dependencies, wheel, got 'all'\n"
 
 
+@pytest.mark.slow  # -m "not slow" must leave it out too
 @pytest.mark.nightly
 def test_the_commands_of_the_image_give_an_installation_that_plays():
     """COPY and RUN of every stage in order, with the image's paths under one directory: minutes, and gigabytes."""
