@@ -21,8 +21,9 @@ from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.allocator import keep_freed_memory
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import OuterStep, play
+from obbo_lightning.core.rounds import play
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.streams.fc100 import FC100Stream
 from obbo_lightning.streams.few_shot import FewShotStream

@@ -14,6 +14,7 @@ from obbo_lightning.algorithms import (
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.allocator import keep_freed_memory
 from obbo_lightning.core.domains import Box, L2Ball, Nonnegative, RealSpace, Simplex
+from obbo_lightning.core.estimates import Estimate, estimate
 from obbo_lightning.core.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
 from obbo_lightning.core.hypergradients import (
     ClosedForm,
@@ -25,11 +26,12 @@ from obbo_lightning.core.hypergradients import (
 from obbo_lightning.core.inner import ExactSolution, GradientDescent
 from obbo_lightning.core.memory import HypergradientWindow, NoMemory, TaskWindow, Warm
 from obbo_lightning.core.optimizer import BregmanProx, generalized_gradient
+from obbo_lightning.core.outer_step import OuterStep, StepRecord
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key, Sample
 from obbo_lightning.core.regret import LocalRegret
 from obbo_lightning.core.regularizers import L1, ElasticNet, NoRegularizer, SquaredL2
-from obbo_lightning.core.rounds import Estimate, OuterStep, Round, StepRecord, estimate, online, play
+from obbo_lightning.core.rounds import Round, online, play
 
 __version__ = "0.1.0"
 

@@ -6,10 +6,10 @@ from toy import F64
 
 from obbo_lightning import OBBO, FixedPoint, GradientDescent, Unrolled, cli
 from obbo_lightning.checks.differences import central_difference
+from obbo_lightning.core.estimates import estimate, require_fit
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import estimate, require_fit
 from obbo_lightning.problems.few_shot import CNN4, FewShot
 from obbo_lightning.streams.synthetic import SyntheticStream
 from obbo_lightning.training.datamodule import StreamDataModule

@@ -13,10 +13,10 @@ from toy import F64
 
 from obbo_lightning import GradientDescent, Unrolled, cli, make_algorithm, online
 from obbo_lightning.algorithms.learn_to_learn import load_learn2learn
+from obbo_lightning.core.estimates import estimate
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import estimate
 from obbo_lightning.streams.learn_to_learn import LearnToLearnStream
 from obbo_lightning.streams.synthetic import SyntheticStream
 from obbo_lightning.training.datamodule import StreamDataModule

@@ -13,11 +13,13 @@ import torch
 from toy import SIX
 
 from obbo_lightning import ALGORITHMS, OAGD, OBBO, SOBBO, AdaptiveDiagonal, Euclidean, cli
+from obbo_lightning.core.estimates import estimate
 from obbo_lightning.core.hypergradients import ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import OuterStep, estimate, online, play
+from obbo_lightning.core.rounds import online, play
 from obbo_lightning.core.share import Share, lanes_of
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.streams import QuadraticStream

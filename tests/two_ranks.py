@@ -11,8 +11,9 @@ from torch.nn import Parameter
 from obbo_lightning import OBBO, Euclidean, cli
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import OuterStep, play
+from obbo_lightning.core.rounds import play
 from obbo_lightning.core.share import Share
 from obbo_lightning.streams import QuadraticStream
 

@@ -9,9 +9,10 @@ from torch.nn import Parameter
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import OuterStep, Round, online, play
+from obbo_lightning.core.rounds import Round, online, play
 from obbo_lightning.streams.quadratic import QuadraticStream
 
 Recipe = Callable[..., Algorithm]

@@ -200,8 +200,9 @@ def estimate_seconds(cells: Sequence[Cell], jobs: int, clock: Callable[[], float
     import torch
 
     from obbo_lightning.core.memory import TaskWindow, Warm
+    from obbo_lightning.core.outer_step import OuterStep
     from obbo_lightning.core.randomness import Key
-    from obbo_lightning.core.rounds import OuterStep, play
+    from obbo_lightning.core.rounds import play
     from obbo_lightning.training.run import build
 
     threads = torch.get_num_threads()

@@ -9,11 +9,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.estimates import require_fit
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import Round, play, require_fit
+from obbo_lightning.core.rounds import Round, play
 from obbo_lightning.core.validation import at_least, one_of
 from obbo_lightning.problems.few_shot import CNN4, FewShot
 from obbo_lightning.training.outer_step import BregmanOuterStep

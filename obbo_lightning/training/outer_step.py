@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 
 from obbo_lightning.core.algorithm import Algorithm
-from obbo_lightning.core.rounds import OuterStep
+from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.training.ranks import Ranks
 
 

@@ -1,0 +1,162 @@
+"""From the hypergradients of a round to the new outer variable."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.optimizer import BregmanProx
+from obbo_lightning.core.regret import LocalRegret
+from obbo_lightning.core.share import Share
+from obbo_lightning.core.validation import at_least, one_of
+
+
+class StepRecord(NamedTuple):
+    """What the outer step did.
+
+    Attributes:
+        hypergradient: d_t after the reduction over ranks, zero in skipped lanes ``[lanes, d]``.
+        direction: q_t, clipped ``[lanes, d]``.
+        generalized: G_X(λ_t, q_t, α) ``[lanes, d]``; None for outer rules that are no Bregman step.
+        regret: euclidean, generalized (or None) and exact (or None), so far ``[lanes]``.
+        hypergradient_error: ‖d_t − ∇F_t(λ_t)‖ ``[lanes]`` where the problem knows ∇F_t, else None.
+        skipped: lanes whose hypergradient was not finite ``[lanes]``.
+        outer: λ_{t+1} ``[lanes, d]``, a copy.
+    """
+
+    hypergradient: Tensor
+    direction: Tensor
+    generalized: Tensor | None
+    regret: dict[str, Tensor | None]
+    hypergradient_error: Tensor | None
+    skipped: Tensor
+    outer: Tensor
+
+
+class OuterStep:
+    """From hypergradients to λ_{t+1}: reduce → non-finite → memory → clip → optimizer → regret.
+
+    Args:
+        outer: λ, updated in place.
+        algorithm: brings the memory, the outer rule and the clipping.
+        regret_window: w_R, the yardstick's window: it belongs to the experiment, the same for every algorithm.
+        on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first.
+        share: what this process computes of a round, where several share it.
+        optimizer: the outer rule, where somebody else has made it from the algorithm already.
+        apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
+    """
+
+    def __init__(
+        self,
+        outer: Parameter,
+        algorithm: Algorithm,
+        regret_window: int = 10,
+        on_nonfinite: str = "raise",
+        share: Share | None = None,
+        optimizer: Optimizer | None = None,
+        apply: Callable[[], Any] | None = None,
+    ) -> None:
+        if outer.ndim != 2 or not outer.is_floating_point():
+            raise ValueError(
+                f"outer must be a floating-point parameter [lanes, d], got {outer.dtype} of shape {tuple(outer.shape)}"
+            )
+        if not bool(outer.detach().isfinite().all()):
+            raise ValueError(
+                f"outer start must be finite, got {int((~outer.detach().isfinite()).sum())} values that are not"
+            )
+        at_least("regret_window", regret_window, 1)
+        self.outer = outer
+        self.clip = algorithm.clip
+        self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
+        self.share = share or Share()
+        self.memory = algorithm.memory()
+        self.optimizer = optimizer or algorithm.optimizer(outer)
+        self._apply = apply or self.optimizer.step
+        # Every rank sees the same reduced values: there is nothing to synchronise.
+        self.regret = {
+            "euclidean": LocalRegret(regret_window, sync_on_compute=False),
+            "generalized": LocalRegret(1, sync_on_compute=False),
+            "exact": LocalRegret(regret_window, sync_on_compute=False),
+        }
+
+    @torch.no_grad()
+    def __call__(self, hypergradients: Tensor, exact: Tensor | None = None) -> StepRecord:
+        """Learn from the hypergradients ``[solved, lanes, d]`` of one round, the round's own task last."""
+        if hypergradients.ndim != 3 or hypergradients.shape[1:] != self.outer.shape:
+            raise ValueError(
+                f"hypergradients must have shape [solved, {', '.join(map(str, self.outer.shape))}], "
+                f"got {tuple(hypergradients.shape)}"
+            )
+        hypergradients, exact = self._reduced(hypergradients, exact)
+        hypergradients, skipped = self._finite(hypergradients)
+        if exact is not None:
+            exact = exact.where(exact.isfinite().all(-1, keepdim=True), 0.0)
+        direction = self._clipped(self.memory.merge(hypergradients))
+        before = self.outer.detach().clone()
+        self.outer.grad = direction
+        self._apply()
+        self.outer.grad = None
+        generalized = None
+        if isinstance(self.optimizer, BregmanProx):
+            # G_X(λ_t, q_t, α) = (λ_t − λ_{t+1})/α
+            generalized = (before - self.outer) / self.optimizer.param_groups[0]["lr"]
+        regret = {
+            "euclidean": self._accumulate("euclidean", hypergradients[-1]),
+            "generalized": self._accumulate("generalized", generalized),
+            "exact": self._accumulate("exact", exact),
+        }
+        error = None if exact is None else (hypergradients[-1] - exact).norm(dim=-1)
+        return StepRecord(
+            hypergradients[-1], direction, generalized, regret, error, skipped, self.outer.detach().clone()
+        )
+
+    def _reduced(self, hypergradients: Tensor, exact: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """One sum over all processes. What is not finite in one is then not finite in any: all decide together."""
+        if exact is None:
+            return self.share.sum(hypergradients), None
+        together = self.share.sum(torch.cat([hypergradients, exact.unsqueeze(0)]))
+        return together[:-1], together[-1]
+
+    def _finite(self, hypergradients: Tensor) -> tuple[Tensor, Tensor]:
+        finite = hypergradients.isfinite().all(-1)  # [solved, lanes]
+        if self.on_nonfinite == "raise" and not bool(finite.all()):
+            lanes = (~finite).any(0).nonzero().flatten().tolist()
+            raise FloatingPointError(
+                f"hypergradient is not finite in {len(lanes)} of {finite.shape[1]} lanes (first: {lanes[:5]}); "
+                f"use a smaller inner.lr, a stronger inner curvature, or on_nonfinite 'skip'"
+            )
+        return hypergradients.where(finite.unsqueeze(-1), 0.0), (~finite).any(0)
+
+    def _clipped(self, direction: Tensor) -> Tensor:
+        if self.clip is None:
+            return direction
+        # The largest entry is taken out first: the square of a huge one would overflow.
+        largest = direction.abs().amax(-1, keepdim=True).clamp(min=self.clip)
+        norm = (direction / largest).norm(dim=-1, keepdim=True)
+        return torch.where(norm * largest > self.clip, direction / largest * (self.clip / norm), direction)
+
+    def _accumulate(self, name: str, vectors: Tensor | None) -> Tensor | None:
+        if vectors is None:
+            return None
+        self.regret[name].update(vectors)
+        return self.regret[name].compute().reshape(-1)  # torchmetrics squeezes a single lane
+
+    def state_dict(self) -> dict[str, Any]:
+        """Memory, optimizer and regret; the outer variable belongs to whoever owns the parameter."""
+        return {
+            "memory": self.memory.state_dict(),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),  # torch hands out its live tensors
+            "regret": {name: dict(metric.state_dict()) for name, metric in self.regret.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        self.memory.load_state_dict(state["memory"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
+        for name, metric in self.regret.items():
+            metric.load_state_dict(dict(state["regret"][name]))
