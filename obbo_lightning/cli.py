@@ -1,13 +1,14 @@
 """The command line: fit, compare, report and the others. Every mistake is one line and exit code 2."""
 
-import argparse
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from obbo_lightning.flags import Flags
 
 USAGE = """usage: obbo COMMAND [flags]
 
@@ -95,7 +96,7 @@ def _fit(arguments: list[str]) -> int:
 def _resume(arguments: list[str]) -> int:
     from obbo_lightning.training.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 
-    parser = _Parser("resume")
+    parser = Flags("resume")
     parser.add_argument("directories", nargs="+", metavar="RUN_DIR")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--devices", type=int)
@@ -132,80 +133,6 @@ def _resume_caught(arguments: list[str]) -> int:
     return code
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses in one line like everything here."""
-
-    def __init__(self, command: str) -> None:
-        super().__init__(command, add_help=False, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{self.prog}: {message}")
-
-
-def _compare(arguments: list[str]) -> int:
-    parser = _Parser("compare")
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--launcher", default="local")
-    parser.add_argument("--jobs", type=int)
-    parser.add_argument("--slurm", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("runs/compare"))
-    parser.add_argument("--dry_run", action="store_true")
-    asked, flags = parser.parse_known_args(arguments)
-    _require_launcher(asked)
-    from rich.console import Console
-
-    from obbo_lightning.experiments import compare, slurm
-    from obbo_lightning.experiments.grid import read_grid
-
-    console = Console()
-    request = slurm.read_request(asked.slurm) if asked.slurm else {}
-    grid = read_grid(asked.config, flags)
-    root = asked.output / grid.name
-    jobs = asked.jobs or 1
-    if asked.dry_run:
-        for cell in grid.cells:
-            state = "finished" if (root / cell.name / "summary.json").is_file() else f"{cell.settings['rounds']} rounds"
-            console.print(f"{cell.name}: {state}", soft_wrap=True, highlight=False)
-        waiting = [cell for cell in grid.cells if not (root / cell.name / "summary.json").is_file()]
-        how = f"as Slurm jobs with {', '.join(f'{k}: {v}' for k, v in request.items())}"
-        if not request:
-            how = f"about {compare.estimate_seconds(waiting, jobs) / 60:.1f} minutes with --jobs {jobs}"
-        console.print(f"{len(waiting)} of {len(grid.cells)} cells to play, {how}", soft_wrap=True)
-        return 0
-    launcher: compare.Launcher = compare.LocalLauncher(jobs)
-    if asked.slurm:
-        launcher = slurm.SlurmLauncher(request, root / "slurm", grid.name)
-    runs = compare.prepare(grid, root)
-    try:
-        failed = compare.run_cells(grid.cells, runs, launcher, console)
-    except compare.Interrupted as stop:
-        print(f"obbo: {stop}", file=sys.stderr)
-        return 128 + stop.signum
-    for failure in failed:
-        print(f"obbo: cell {failure.cell} failed: {failure.reason}", file=sys.stderr)
-    console.print(
-        f"{len(runs) - len(failed)} of {len(runs)} cells finished; next: python -m obbo_lightning report {root}",
-        soft_wrap=True,
-    )
-    return 1 if failed else 0
-
-
-def _require_launcher(asked: argparse.Namespace) -> None:
-    """Each launcher has its own flag, and none of the other's."""
-    if asked.launcher not in ("local", "slurm"):
-        raise ValueError(f"--launcher must be one of local, slurm, got {asked.launcher!r}")
-    if asked.jobs is not None and asked.jobs < 1:
-        raise ValueError(f"--jobs must be an integer of at least 1, got {asked.jobs}")
-    if asked.launcher == "slurm" and not asked.slurm:
-        raise ValueError("--launcher slurm needs --slurm FILE, with what to ask of Slurm: see configs/slurm.yaml")
-    if asked.launcher == "slurm" and asked.jobs:
-        raise ValueError(
-            f"--jobs is for --launcher local, got {asked.jobs}: array_parallelism in {asked.slurm} is its like"
-        )
-    if asked.launcher == "local" and asked.slurm:
-        raise ValueError(f"--slurm needs --launcher slurm, got --slurm {asked.slurm}")
-
-
 def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None, parts: Any) -> int:
     from obbo_lightning.training import run as runs
     from obbo_lightning.training.ranks import is_first
@@ -220,8 +147,9 @@ def _play(settings: dict[str, Any], run: Any, checkpoint: Path | None, parts: An
             return 0
         print(f"obbo: {stop}; go on with: python -m obbo_lightning resume {run.path}", file=sys.stderr)
         return 128 + stop.signum
-    except FloatingPointError as blow_up:
-        print(f"obbo: {blow_up}", file=sys.stderr)
+    except FloatingPointError as blow_up:  # of all ranks in the same round
+        if is_first():
+            print(f"obbo: {blow_up}", file=sys.stderr)
         return 1
     except (ValueError, RuntimeError) as error:  # refusals came before: this one is a defect, and its place matters
         if not _lost_a_rank(error):
@@ -242,9 +170,10 @@ def _lost_a_rank(error: BaseException) -> bool:
     """Whether a collective failed because another process has died."""
     from torch import distributed
 
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
     words = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
-    broken = isinstance(error, distributed.DistError) or any(word in str(error) for word in words)
-    return distributed.is_available() and distributed.is_initialized() and broken
+    return isinstance(error, distributed.DistError) or any(word in str(error) for word in words)
 
 
 def _validate(arguments: list[str]) -> int:
@@ -262,7 +191,7 @@ def _judge(command: str, arguments: list[str]) -> int:
     from obbo_lightning.training import run as runs
     from obbo_lightning.training.checkpoints import newest_checkpoint, verify_checkpoint
 
-    parser = _Parser(command)
+    parser = Flags(command)
     parser.add_argument("directory", metavar="RUN_DIR")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--tasks", type=int)
@@ -284,71 +213,22 @@ def _judge(command: str, arguments: list[str]) -> int:
     return 0
 
 
+def _compare(arguments: list[str]) -> int:
+    from obbo_lightning.experiments.commands import run_compare
+
+    return run_compare(arguments)
+
+
 def _report(arguments: list[str]) -> int:
-    parser = _Parser("report")
-    parser.add_argument("directories", nargs="+", type=Path)
-    for option in ("--output", "--title", "--event", "--reference"):
-        parser.add_argument(option)
-    asked = parser.parse_args(arguments)
-    from rich.console import Console
-    from rich.table import Table
+    from obbo_lightning.experiments.commands import run_report
 
-    from obbo_lightning.experiments.report import write_report
-
-    output = Path(asked.output or asked.directories[0] / "report")
-    ticker, _, day = (asked.event or "").partition(" ")
-    title = asked.title or asked.directories[0].resolve().name
-    report = write_report(asked.directories, output, title, (ticker, day) if asked.event else None, asked.reference)
-    console = Console()
-    for table in report.tables:
-        shown = Table(title=table.name)
-        for i, name in enumerate(table.columns):
-            shown.add_column(name, overflow="fold", justify="right" if i else "left")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
-    files = ", ".join(sorted(path.name for path in report.written if path != report.page))
-    console.print(f"\n{report.page}\nbeside it: {files}", soft_wrap=True, highlight=False)
-    for one in report.left_out:
-        print(f"obbo: {one}", file=sys.stderr)
-    return 1 if report.left_out else 0
+    return run_report(arguments)
 
 
 def _dashboard(arguments: list[str]) -> int:
-    parser = _Parser("dashboard")
-    parser.add_argument("--project", default="obbo_lightning")
-    parser.add_argument("--entity")
-    parser.add_argument("--group", help="a grid's name: the report is of its runs alone")
-    parser.add_argument("--dry_run", action="store_true")
-    parser.add_argument("--output", type=Path, default=Path("dashboard.json"))
-    asked = parser.parse_args(arguments)
-    import json
+    from obbo_lightning.experiments.commands import run_dashboard
 
-    from obbo_lightning.experiments import dashboard
-    from obbo_lightning.training.dashboards import has_login
-
-    if asked.dry_run:
-        found = dashboard.specification(asked.entity or "ENTITY", asked.project, asked.group)
-        try:
-            asked.output.write_text(json.dumps(found, indent=2) + "\n")
-        except OSError as error:
-            raise ValueError(
-                f"--output must be a file that can be written, got {asked.output}: {error.strerror}"
-            ) from None
-        print(f"{asked.output}: what would be sent to W&B for project {asked.project}")
-        return 0
-    if not has_login():
-        raise ValueError("dashboard needs a W&B login, got none: wandb login, or --dry_run to see what would be sent")
-    import wandb
-
-    try:
-        entity = str(asked.entity or wandb.Api().default_entity)
-        addresses = dashboard.save(entity, asked.project, asked.group)
-    except (wandb.errors.Error, OSError) as error:
-        print(f"obbo: W&B refused: {type(error).__name__} {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    print("\n".join(addresses))
-    return 0
+    return run_dashboard(arguments)
 
 
 def _earlier_run(directory: str) -> tuple[dict[str, Any], Any]:

@@ -90,7 +90,7 @@ class OnlineBilevelModule(L.LightningModule):
         oracle = Oracle(self.problem, outer, task, Key(self.seed, -1))
         inner = self.problem.solution(outer, task)
         if inner is None:
-            first = self.judged_from.inner
+            first = _moved(self.judged_from, outer.device).inner  # a checkpoint's is on the CPU
             if first is None and self.algorithm.inner.carries:
                 first = self.problem.initial_inner(outer, task)
             inner = self.algorithm.inner(oracle, first)
