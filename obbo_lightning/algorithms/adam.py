@@ -4,7 +4,6 @@ from functools import partial
 
 import torch
 
-from obbo_lightning.algorithms.registry import register
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.domains import Domain, RealSpace
 from obbo_lightning.core.hypergradients import Estimator, FixedPoint
@@ -14,7 +13,6 @@ from obbo_lightning.core.optimizer import ProjectedRule
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
 
 
-@register("adam")
 class Adam(Algorithm):
     """`torch.optim.Adam` (0.9, 0.999) on d_t, then the projection on X; no window.
 

@@ -1,10 +1,8 @@
 """ANIL through learn2learn: MAML that adapts the last layer only, for few-shot problems."""
 
 from obbo_lightning.algorithms.maml import MAML
-from obbo_lightning.algorithms.registry import register
 
 
-@register("anil")
 class ANIL(MAML):
     """As MAML, but only the last layer adapts; λ_t is still all of the network.
 

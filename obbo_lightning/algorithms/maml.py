@@ -5,7 +5,6 @@ from functools import partial
 import torch
 
 from obbo_lightning.algorithms.learn_to_learn import Adaptation, MetaGradient, load_learn2learn
-from obbo_lightning.algorithms.registry import register
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.domains import RealSpace
 from obbo_lightning.core.inner import InnerSolver
@@ -14,7 +13,6 @@ from obbo_lightning.core.optimizer import ProjectedRule
 from obbo_lightning.core.regularizers import NoRegularizer
 
 
-@register("maml")
 class MAML(Algorithm):
     """K steps from λ_t on the support images, the gradient through all of them, Adam; no proximal term, no window.
 

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from obbo_lightning.algorithms.registry import register
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.domains import Domain, RealSpace
 from obbo_lightning.core.geometry import Euclidean
@@ -13,7 +12,6 @@ from obbo_lightning.core.optimizer import BregmanRule
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
 
 
-@register("oagd")
 class OAGD(Algorithm):
     """The last w tasks are solved again at the current λ in every round: w times the work of a stored window.
 

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from obbo_lightning.algorithms.registry import register
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.domains import Domain, RealSpace
 from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
@@ -13,7 +12,6 @@ from obbo_lightning.core.optimizer import BregmanRule
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
 
 
-@register("obbo")
 class OBBO(Algorithm):
     """K inner steps, any hypergradient, the mean of the last w of them, one Bregman proximal step (Algorithm 1).
 

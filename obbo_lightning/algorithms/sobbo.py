@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from obbo_lightning.algorithms.registry import register
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.domains import Domain, RealSpace
 from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
@@ -14,7 +13,6 @@ from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
 from obbo_lightning.core.validation import at_least
 
 
-@register("sobbo")
 class SOBBO(Algorithm):
     """K inner steps on s fresh samples each, a stochastic hypergradient, then as OBBO (Algorithm 2).
 

@@ -9,11 +9,12 @@ from torch.optim import Optimizer
 from obbo_lightning.core.hypergradients.base import Estimator
 from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.memory import Memory
+from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.validation import instance_of, positive
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Part):
     """What is done in a round, and with what.
 
     Attributes:

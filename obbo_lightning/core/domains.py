@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.validation import number, positive
 
 
-class Domain(ABC):
+class Domain(Part, ABC):
     """A closed convex set with its Euclidean projection."""
 
     @abstractmethod

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, weighted_simplex
 from obbo_lightning.core.regularizers import ElasticNet
+from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.validation import number, positive
 
 SUPPORTED = """\
@@ -54,7 +55,7 @@ class Distance(ABC):
         return outer.isfinite().all(-1)
 
 
-class Geometry(ABC):
+class Geometry(Part, ABC):
     """A rule that names φ_t; its state is a dict of tensors that the optimizer keeps."""
 
     def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.validation import at_least, one_of, positive
 
 
-class InnerSolver(ABC):
+class InnerSolver(Part, ABC):
     """Finds the inner variable of a round."""
 
     @property

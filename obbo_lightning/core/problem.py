@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.randomness import Sample
 
 Task = dict[str, Tensor]
 
 
-class Problem(ABC):
+class Problem(Part, ABC):
     """An online bilevel problem: F_t(λ) = f_t(λ, β̂_t(λ)), β̂_t(λ) = argmin_β g_t(λ, β).
 
     Shapes: outer ``[lanes, d]``, inner ``[lanes, p]``, losses ``[lanes]``. A lane is one independent problem: the loss

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.validation import nonnegative
 
 
 @dataclass(frozen=True)
-class ElasticNet:
+class ElasticNet(Part):
     """h(λ) = l1 ‖λ‖₁ + (l2/2) ‖λ‖², per lane.
 
     Args:

@@ -1,10 +1,11 @@
 """Tasks by round."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import overload
 
 from obbo_lightning.core.problem import Task
+from obbo_lightning.core.validation import at_least
 
 
 class TaskSequence(Sequence[Task]):
@@ -30,3 +31,24 @@ class TaskSequence(Sequence[Task]):
         if not -self.length <= index < self.length:
             raise IndexError(f"round must lie in 0..{self.length - 1}, got {index}")
         return self.task(index % self.length)
+
+
+class Tasks(TaskSequence):
+    """Tasks from a function of the round.
+
+    Args:
+        make: the task of round t, counted from 0; the same t must give the same task.
+        length: how many.
+
+    >>> import torch
+    >>> tasks = Tasks(lambda t: {"x": torch.full((1, 2), float(t))}, length=1000)
+    >>> tasks[7]["x"]
+    tensor([[7., 7.]])
+    """
+
+    def __init__(self, make: Callable[[int], Task], length: int) -> None:
+        self.make = make
+        self.length = at_least("length", length, 1)
+
+    def task(self, t: int) -> Task:
+        return self.make(t)

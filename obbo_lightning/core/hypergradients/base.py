@@ -9,6 +9,7 @@ from torch import Tensor
 from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.problem import Problem
+from obbo_lightning.core.recipes import Part
 
 
 class Hypergradient(NamedTuple):
@@ -30,7 +31,7 @@ class Hypergradient(NamedTuple):
     solve: Tensor | None = None
 
 
-class Estimator(ABC):
+class Estimator(Part, ABC):
     """Solves the inner problem and estimates ∇F_t(λ_t)."""
 
     contracts = False

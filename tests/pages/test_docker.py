@@ -15,7 +15,7 @@ from docker.utils.build import exclude_paths  # Docker's own reading of .dockeri
 
 from obbo_lightning import __version__
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
 HADOLINT = Path(sys.executable).with_name("hadolint")

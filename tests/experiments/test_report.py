@@ -287,7 +287,7 @@ def test_unfinished_runs_are_left_out(runs, tmp_path):
     assert [one.path for one in left_out] == [unfinished]
 
 
-MARKET = ["--config", str(Path(__file__).parents[1] / "configs" / "market.yaml"), "--rounds", "20"]
+MARKET = ["--config", str(Path(__file__).parents[2] / "configs" / "market.yaml"), "--rounds", "20"]
 MARKET += ["--data.subset", "30", "--data.subsets", "20", "--data.horizon", "10"]
 
 

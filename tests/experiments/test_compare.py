@@ -15,7 +15,7 @@ import yaml
 from obbo_lightning import cli
 from obbo_lightning.experiments.grid import read_grid
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 GRID = {
     "compare": "small",
     "base": str(CONFIGS / "market.yaml"),

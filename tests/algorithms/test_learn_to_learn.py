@@ -179,7 +179,7 @@ def test_a_stream_of_learn2learn_is_played_like_any_other(stream):
 @pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")  # the images are noise
 def test_the_example_of_the_documents_runs(capsys):
     load_learn2learn()  # without gym's greeting
-    page = (Path(__file__).parents[1] / "docs" / "learn2learn.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "learn2learn.md").read_text()
     (example,) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     exec(compile(example, "learn2learn.md", "exec"), {"__name__": "document"})
     assert capsys.readouterr().out.count("accuracy") == 5

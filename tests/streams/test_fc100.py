@@ -13,8 +13,8 @@ from obbo_lightning import cli
 from obbo_lightning.streams import fc100
 from obbo_lightning.training.datamodule import StreamDataModule
 
-CONFIG = Path(__file__).parents[1] / "configs" / "fc100.yaml"
-REAL = Path(__file__).parents[2] / "shared" / "data"
+CONFIG = Path(__file__).parents[2] / "configs" / "fc100.yaml"
+REAL = Path(__file__).parents[3] / "shared" / "data"
 COARSE = np.repeat(np.arange(20), 5)  # class c belongs to superclass c // 5 in the small files
 
 

@@ -40,11 +40,11 @@ SMALL += [
     "2",
 ]
 CPU = ["--trainer.accelerator", "cpu", "--trainer.precision", "64", "--trainer.enable_progress_bar", "false"]
-MARKET = ["--config", str(HERE.parent / "configs" / "market.yaml"), "--rounds", "20", "--data.subset", "30"]
+MARKET = ["--config", str(HERE.parents[1] / "configs" / "market.yaml"), "--rounds", "20", "--data.subset", "30"]
 MARKET += ["--data.subsets", "20", "--data.horizon", "10", "--evaluation.every", "10"]
 JOBS = {name: ["--algorithm", name, *SMALL] for name in SIX}
 JOBS |= {f"market_{name}": [*MARKET, "--algorithm", name] for name in ("obbo", "oagd", "sobbo")}
-JOBS["quadratic_previous"] = ["--config", str(HERE.parent / "configs" / "quadratic.yaml"), "--rounds", "20"]
+JOBS["quadratic_previous"] = ["--config", str(HERE.parents[1] / "configs" / "quadratic.yaml"), "--rounds", "20"]
 JOBS["quadratic_previous"] += ["--tasks_per_round", "4", "--evaluation.tasks", "3", "--algorithm", "oagd"]
 JOBS["quadratic_previous"] += ["--algorithm.window", "3", "--algorithm.inner.steps", "5"]
 JOBS["quadratic_previous"] += ["--algorithm.hypergradient.steps", "5"]

@@ -13,7 +13,7 @@ from scipy.stats import linregress, ttest_1samp
 from obbo_lightning import cli
 from obbo_lightning.experiments.rates import STREAM_COLUMNS, Rates, fit_power, over_rounds, rates_tables
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 LENGTHS, NUMBERS, SEEDS = (50, 100, 200), (2.0, 4.0, 8.0), range(4)
 
 

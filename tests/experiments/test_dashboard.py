@@ -17,7 +17,7 @@ from obbo_lightning.training.run import complete
 
 # wandb-workspaces itself uses what pydantic deprecates
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from obbo_lightning.experiments.compare import prepare
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.training.run_directory import RunDirectory
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 GRID = {
     "compare": "small",
     "base": str(CONFIGS / "quadratic.yaml"),

@@ -15,7 +15,7 @@ from obbo_lightning.streams.market import MarketStream, training_mask
 from obbo_lightning.streams.market_data import detect_events, simulate_market
 from obbo_lightning.training.run_directory import RunDirectory
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "market"
 SMALL = {"subset": 30, "subsets": 20, "horizon": 10}
 FLAGS = ["--config", str(ROOT / "configs" / "market.yaml"), "--rounds", "20", "--checkpoint.every", "5"]

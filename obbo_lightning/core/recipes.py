@@ -1,0 +1,81 @@
+"""Parts that remember what they were made with, so that a checkpoint can say how to make them again."""
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.parts import class_named, name_of
+
+Recipe = Any  # numbers, words, tensors, lists and mappings of them: what torch.load(weights_only=True) reads
+
+
+class Part:
+    """Base of everything that settings can name: an ordinary class that remembers its constructor's arguments."""
+
+    made_with: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Part":
+        made = super().__new__(cls)
+        try:
+            bound = inspect.signature(cls).bind(*args, **kwargs)
+        except TypeError:  # a wrong call, which __init__ refuses in a moment; or a copy, which brings its attributes
+            return made
+        arguments = dict(bound.arguments)
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(name, {})
+        object.__setattr__(made, "made_with", arguments)  # parts may be frozen dataclasses
+        return made
+
+
+def recipe_of(value: Any) -> Recipe:
+    """How to make ``value`` again, in plain values.
+
+    >>> from obbo_lightning import OBBO, NegativeEntropy, Nonnegative
+    >>> recipe_of(OBBO(lr=0.5, geometry=NegativeEntropy(), domain=Nonnegative()))["with"]["lr"]
+    0.5
+    """
+    if value is None or isinstance(value, (bool, int, float, str, Tensor)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [recipe_of(one) for one in value]
+    if isinstance(value, dict):
+        return {key: recipe_of(one) for key, one in value.items()}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, Part):
+        return {"part": name_of(type(value)), "with": recipe_of(value.made_with)}
+    if isinstance(value, partial) and not value.args and _is_network(value.func):
+        return {"network": name_of(value.func), "with": recipe_of(value.keywords)}
+    if isinstance(value, type):
+        return recipe_of(partial(value))
+    raise ValueError(f"{type(value).__name__} cannot be written down as plain values")
+
+
+def make_again(recipe: Recipe) -> Any:
+    """What a recipe describes."""
+    if isinstance(recipe, list):
+        return [make_again(one) for one in recipe]
+    if not isinstance(recipe, dict):
+        return recipe
+    for kind, allowed in (("part", _is_part), ("network", _is_network)):
+        if set(recipe) == {kind, "with"}:
+            made = class_named(recipe[kind], "a checkpoint's part")
+            if not allowed(made):  # a file must not be able to call anything else
+                raise ValueError(f"a checkpoint may name parts and networks, got {recipe[kind]!r}")
+            settings = make_again(recipe["with"])
+            return made(**settings) if kind == "part" else partial(made, **settings)
+    if set(recipe) == {"dtype"}:
+        return getattr(torch, recipe["dtype"])
+    return {key: make_again(one) for key, one in recipe.items()}
+
+
+def _is_part(made: Any) -> bool:
+    return isinstance(made, type) and issubclass(made, Part)
+
+
+def _is_network(made: Any) -> bool:
+    return isinstance(made, type) and issubclass(made, torch.nn.Module)

@@ -1,0 +1,1 @@
+"""Networks to adapt: ordinary modules, one a file."""
