@@ -32,8 +32,10 @@ class Oracle:
         self.calls = {"gradients": 0, "products": 0}
 
     def draw(self, purpose: str, index: int, size: int | None) -> Sample | None:
-        """A fresh, independent sample of ``size`` observations; None means all of them."""
-        return None if size is None else Sample(self.key.seed_for(purpose, index), size)
+        """A fresh, independent sample of ``size`` observations; None means all of them, and all noise left out."""
+        if size is None and not (purpose == "inner" and self.problem.random):
+            return None
+        return Sample(self.key.seed_for(purpose, index), size)
 
     def inner_gradient(self, inner: Tensor, sample: Sample | None = None, differentiable: bool = False) -> Tensor:
         """∇_β g; with ``differentiable`` it keeps the graph through λ and β."""

@@ -43,8 +43,20 @@ class Problem(Part, ABC):
         """This problem and a task of it with ``lanes`` alone, for processes that share the lanes of a round."""
         return None
 
-    def side_by_side(self, tasks: Sequence[Task]) -> Task | None:
+    def as_lanes(self, tasks: Sequence[Task]) -> Task | None:
         """Tasks of one lane as one task with a lane for each, so that they are solved together."""
+        return None
+
+    @property
+    def random(self) -> bool:
+        """Whether the losses draw random numbers of their own (dropout); they then do so from the `Sample` alone.
+
+        A loss without a sample is deterministic for every problem: such a problem leaves its noise out there.
+        """
+        return False
+
+    def initial_outer(self, seed: int) -> Tensor | None:
+        """λ_1 ``[lanes, d]``, for a problem that knows a good one: a network's initialisation."""
         return None
 
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor | None:
@@ -54,6 +66,10 @@ class Problem(Part, ABC):
     def inner_from_outer(self, outer: Tensor) -> Tensor:
         """ω⁰ for methods that start each round from λ_t; λ_t itself, unless λ holds more than an inner variable."""
         return outer
+
+    def notes(self) -> dict[str, str | int]:
+        """What a reader of a run's summary should know of this problem, in a few words each."""
+        return {}
 
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
         """What else to report of a task at (λ, β), such as accuracy, one number a lane each."""

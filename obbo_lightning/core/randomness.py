@@ -24,24 +24,26 @@ class Key(NamedTuple):
     Attributes:
         seed: of the run.
         round: how many rounds were played before.
-        task: which of the rounds solved in this one it is of (0 is the newest).
-        slot: which of that round's tasks it is.
+        age: how many rounds ago the task came (0 is this round's own).
+        place: which of its round's tasks it is.
     """
 
     seed: int = 0
     round: int = 0
-    task: int = 0
-    slot: int = 0
+    age: int = 0
+    place: int = 0
 
     def seed_for(self, purpose: str, index: int = 0) -> int:
         """The seed of one draw."""
-        place = (self.seed, self.round, self.task, *((f"slot {self.slot}",) if self.slot else ()))
-        return derive_seed(*place, purpose, index)
+        task = (self.age, *((f"slot {self.place}",) if self.place else ()))
+        return derive_seed(self.seed, self.round, *task, purpose, index)
 
 
 @dataclass(frozen=True)
 class Sample:
     """One draw of ζ (or ε): ``size`` independent observations that a stochastic loss is to be averaged over.
+
+    Where ``size`` is None the loss is of all observations, and the sample is for the problem's own noise (dropout).
 
     A loss that gets the same `Sample` twice must return the same value, so a sample holds a seed and no state. Draws
     come from the CPU generator, the same on every device, and all lanes share them: a lane's result does not depend
@@ -52,12 +54,14 @@ class Sample:
     """
 
     seed: int
-    size: int
+    size: int | None
 
     def generator(self) -> torch.Generator:
         """A fresh generator at the start of this draw."""
         return torch.Generator().manual_seed(self.seed)
 
     def indices(self, count: int, device: torch.device | None = None) -> Tensor:
-        """``size`` indices, uniform on 0..count−1, with replacement."""
+        """``size`` indices, uniform on 0..count−1, with replacement; all of them in order where ``size`` is None."""
+        if self.size is None:
+            return torch.arange(count, device=device or "cpu")
         return torch.randint(count, (self.size,), generator=self.generator()).to(device or "cpu")
