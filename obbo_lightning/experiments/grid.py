@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from obbo_lightning.experiments.names import distinct_names, unused
-from obbo_lightning.parts import KINDS, placed
+from obbo_lightning.parts import KINDS
 from obbo_lightning.settings.files import ConfigError, Settings, default_config, find_config, read_yaml
 from obbo_lightning.settings.flags import nested
 from obbo_lightning.settings.layers import accepted_settings, merge, overlay
@@ -46,7 +46,7 @@ def read_grid(path: Path, flags: Settings | None = None) -> Grid:
     out for it, and cells that become the same are one. ``flags`` go above everything. Your parts in files
     (``file.py:Class``) are looked for beside the file that names them, then from the working directory.
     """
-    found = _with_places(read_yaml(path), path.parent)
+    found = read_yaml(path)
     _require_keys(path, found)
     axes = _axes(path, found["grid"])
     layers = [*_base(path, found.get("base") or []), found.get("settings") or {}]
@@ -69,16 +69,7 @@ def _base(path: Path, base: str | list[str]) -> list[Settings]:
     for name in [base] if isinstance(base, str) else base:
         beside = path.parent / name
         files.append(beside if beside.is_file() else find_config(name))
-    return [_with_places(read_yaml(file), file.parent) for file in files]
-
-
-def _with_places(value: Any, folder: Path) -> Any:
-    """The same settings with the places of the parts in files; per_algorithm has such names for keys."""
-    if isinstance(value, dict):
-        return {_with_places(key, folder): _with_places(below, folder) for key, below in value.items()}
-    if isinstance(value, list):
-        return [_with_places(one, folder) for one in value]
-    return placed(value, folder) if isinstance(value, str) else value
+    return [read_yaml(file) for file in files]
 
 
 def _require_keys(path: Path, found: Settings) -> None:

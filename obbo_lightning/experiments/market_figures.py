@@ -96,9 +96,7 @@ def _draw_subsets(tasks: Sequence[Task], lane: int, ticker: str, title: str) -> 
     return finish(figure, panels[0], f"{ticker}_subsets", caption, title)
 
 
-def _draw_forecasts(
-    problem: Any, test: Task, lane: int, weights: dict[str, float], ticker: str, title: str
-) -> Drawing:
+def _draw_forecasts(problem: Any, test: Task, lane: int, weights: dict[str, float], ticker: str, title: str) -> Drawing:
     one = {name: values[lane : lane + 1] if values.ndim == 2 else values for name, values in test.items()}
     figure, (axes,) = new_figure(4.6)
     seen = one["sites"] >= one["sites"][-1] - 150
