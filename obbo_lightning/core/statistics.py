@@ -25,10 +25,13 @@ def standard_error(values: Tensor | np.ndarray, dim: int = 0) -> Tensor:
     """σ̂/√n along ``dim``, with n − 1 in the variance; NaN for fewer than two values."""
     # torch.tensor copies: an array that polars lends is read-only, which torch.as_tensor warns of
     numbers = values.double() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
-    n = numbers.shape[dim]
+    rows = numbers.movedim(dim, -1)
+    n = rows.shape[-1]
     if n < 2:
-        return torch.full_like(numbers.sum(dim), math.nan)
-    return numbers.std(dim) / n**0.5
+        return rows.new_full(rows.shape[:-1], math.nan)
+    # One by one, because over several rows torch rounds in another way than over one.
+    deviations = [row.std() for row in rows.reshape(-1, n)]
+    return torch.stack(deviations).reshape(rows.shape[:-1]) / n**0.5
 
 
 def median(values: Tensor) -> Tensor:

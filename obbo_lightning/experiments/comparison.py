@@ -162,8 +162,8 @@ def _final_table(comparison: Comparison) -> Table:
     return Table(
         "table",
         f"Means ± standard error over seeds. Regret is the Euclidean bilevel local regret after the last round; the "
-        f"stream's {metric} is measured before a round is learned from; gain is how much better the test {metric} is than "
-        "that of the untrained λ_1 on the same tasks; calls are gradients and second-derivative products a round.",
+        f"stream's {metric} is measured before a round is learned from; gain is how much better the test {metric} is "
+        "than that of the untrained λ_1 on the same tasks; calls are gradients and second-derivative products a round.",
         ["algorithm", "α", "rounds", "seeds", *names, "gain", "calls"],
         rows,
     )

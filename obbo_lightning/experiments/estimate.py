@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 import yaml
 
-from obbo_lightning.core.memory import Met, Memory, Warm
+from obbo_lightning.core.memory import Memory, Met, Warm
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.rounds import play

@@ -11,9 +11,9 @@ def read_log(file: Path) -> str:
 
 
 def last_line(text: str) -> str:
-    """That is not blank.
+    r"""That is not blank.
 
-    >>> last_line("round 3\\nstopped\\n\\n"), last_line("")
+    >>> last_line("round 3\nstopped\n\n"), last_line("")
     ('stopped', 'it said nothing')
     """
     return next((line for line in reversed(text.splitlines()) if line.strip()), "it said nothing")

@@ -39,7 +39,7 @@ def play(directory: Path) -> int:
 
 @contextmanager
 def _said_to(log: Path) -> Iterator[None]:
-    """Append all that this process writes to ``log``, whoever writes it: the file descriptors themselves are led there."""
+    """Append all that this process writes to ``log``, also what C code writes: the file descriptors are led there."""
     _flush()
     before = [os.dup(descriptor) for descriptor in (1, 2)]
     with log.open("ab") as file:
