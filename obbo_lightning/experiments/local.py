@@ -101,8 +101,10 @@ class _Worker:
 
     def end(self) -> str:
         """Let it go; returns what killed it, if something did."""
-        with contextlib.suppress(BrokenPipeError):
+        if self.serves:  # it waits for a cell, and ends when none can come
             self._requests.close()
         code = self.process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.close()
         self._answers.close()
         return f"its process was killed by {signal.Signals(-code).name}" if code < 0 and not self.serves else ""

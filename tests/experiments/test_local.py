@@ -206,7 +206,6 @@ def test_a_relative_directory_is_found_by_the_worker(tmp_path, monkeypatch):
 def test_a_signal_to_the_comparison_is_told_to_its_cells(signum, tmp_path):
     (run,) = made(tmp_path, a=SAVED_BY_SIGNAL)
     script = f"""
-import io
 from pathlib import Path
 from rich.console import Console
 from obbo_lightning.experiments.compare import Interrupted, run_cells
