@@ -1,6 +1,5 @@
 """`compare`: grids, and what becomes of them when they are disturbed."""
 
-import contextlib
 import os
 import random
 import signal
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 from obbo_lightning import cli
-from obbo_lightning.experiments.grid import read_grid
+from obbo_lightning.experiments.grid import Grid, read_grid
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRID = {
@@ -35,7 +34,7 @@ def write(path, **changes):
 
 
 def test_a_grid_is_every_combination_that_makes_sense(tmp_path):
-    grid = read_grid(Path(write(tmp_path / "grid.yaml")), ["--algorithm.lr", "0.5"])
+    grid = read_grid(Path(write(tmp_path / "grid.yaml")), {"algorithm": {"lr": 0.5}})
     assert grid.name == "small"
     assert [cell.name for cell in grid.cells] == [
         "obbo-window_1-start_0.1",
@@ -72,6 +71,55 @@ def test_settings_of_all_cells_leave_each_algorithm_its_own(tmp_path):
     }
 
 
+def test_a_base_is_beside_the_file_or_one_of_ours(tmp_path):
+    (tmp_path / "beside.yaml").write_text("rounds: 7\n")
+    path = Path(write(tmp_path / "grid.yaml", base=["quadratic", "beside.yaml"], settings={}, grid={"seed": [0]}))
+    (cell,) = read_grid(path).cells
+    assert (cell.settings["data"]["name"], cell.settings["rounds"]) == ("quadratic", 7)
+
+
+MINE = """
+from obbo_lightning.algorithms.obbo import OBBO
+from obbo_lightning.core.geometry import Euclidean
+
+class Sparse(OBBO):
+    pass
+
+class Flat(Euclidean):
+    pass
+"""
+
+
+def test_your_parts_are_found_beside_the_file_and_have_short_names_in_cells(tmp_path):
+    for file in ("mine.py", "yours.py"):
+        (tmp_path / file).write_text(MINE)
+    ours = ["obbo_lightning.algorithms.adam.Adam", "mine.py:Sparse", "yours.py:Sparse"]
+    grid = {"algorithm": ours, "algorithm.geometry": ["euclidean", "mine.py:Flat"]}
+    cells = {cell.name: cell.settings for cell in read_grid(Path(write(tmp_path / "grid.yaml", grid=grid))).cells}
+    assert list(cells) == ["Adam"] + [
+        f"Sparse_{file}-geometry_{geometry}" for file in ("mine", "yours") for geometry in ("euclidean", "Flat")
+    ]
+    assert cells["Sparse_yours-geometry_Flat"]["algorithm"]["name"] == f"{tmp_path / 'yours.py'}:Sparse"
+    assert cells["Sparse_yours-geometry_Flat"]["algorithm"]["geometry"]["name"] == f"{tmp_path / 'mine.py'}:Flat"
+
+
+def test_values_that_look_alike_in_a_folder_name_are_two_cells(tmp_path):
+    grid = {"wandb.project": ["a b", "a_b", "a b"]}
+    cells = read_grid(Path(write(tmp_path / "grid.yaml", grid=grid))).cells
+    assert [cell.name for cell in cells] == ["obbo-project_a_b", "obbo-project_a_b_2"]
+    assert [cell.settings["wandb"]["project"] for cell in cells] == ["a b", "a_b"]
+
+
+def test_a_comparison_that_we_ship_is_found_by_its_name(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    read = []
+    monkeypatch.setattr("obbo_lightning.cli.compare.read_grid", lambda path, flags: read.append(path) or Grid("x", []))
+    assert cli.main(["compare", "--config", "fc100", "--dry_run"]) == 0
+    assert read[0].samefile(CONFIGS / "compare" / "fc100.yaml")
+    assert cli.main(["compare", "--config", "fc10"]) == 2
+    assert "default, fc100, market, quadratic; got 'fc10'" in capsys.readouterr().err
+
+
 @pytest.mark.slow  # the quadratic one has 162 cells
 @pytest.mark.parametrize("path", sorted((CONFIGS / "compare").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_comparisons_that_we_ship_are_complete(path):
@@ -91,6 +139,8 @@ def test_the_comparisons_that_we_ship_are_complete(path):
         ({"grid": {"algorithm": ["obo"]}}, [], "algorithm must be one of"),
         ({"grid": {"algorithm.windw": [1]}}, [], "grid.algorithm.windw must be taken by one of obbo"),
         ({"base": "nothing.yaml"}, [], "nothing.yaml cannot be read"),
+        ({"base": "quadratics"}, [], "quadratic"),
+        ({}, ["--print_config"], "compare takes settings and its own flags, got --print_config"),
         ({}, ["--algorithm.clipp", "3"], "algorithm.clip"),
         ({}, ["--jobs", "0"], "--jobs must be an integer of at least 1, got 0"),
         ({}, ["--jobs"], "argument --jobs: expected one argument"),
@@ -164,6 +214,21 @@ def test_a_failed_cell_is_named_and_does_not_stop_the_others(tmp_path, capsys):
     assert "round-00000005.ckpt has no checksum file" in error
     assert error.count("\n") == 1
     assert all((root / f"adam-seed_{seed}" / "summary.json").exists() for seed in (0, 2))
+    for seed in (0, 1, 2):
+        said = (root / f"adam-seed_{seed}" / "log.txt").read_text()
+        assert ("has no checksum file" in said) == (seed == 1)
+
+
+def wait_for(happened, seconds=120):
+    for _ in range(seconds * 20):
+        if happened():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"not after {seconds} seconds")
+
+
+def rounds_played(root):
+    return sum(max(0, path.read_text().count("\n") - 1) for path in root.rglob("metrics.csv"))
 
 
 @pytest.mark.slow
@@ -172,12 +237,12 @@ def test_killed_twice_the_tables_are_those_of_an_undisturbed_comparison(finished
     command += ["--jobs", "2", "--output", str(tmp_path / "runs")]
     rng = random.Random(0)
     for _ in range(2):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(rng.uniform(8, 16))
-        for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
-            if str(tmp_path) in line:  # compare and its cells, all at once
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(line.split()[0]), signal.SIGKILL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        enough = rounds_played(tmp_path) + rng.randint(5, 45)
+        wait_for(lambda enough=enough: rounds_played(tmp_path) >= enough or process.poll() is not None)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for pid in (*workers, process.pid):  # compare and its cells, all at once
+            os.kill(int(pid), signal.SIGKILL)
         process.wait()
     assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
     assert tables(tmp_path / "runs") == tables(finished / "runs")
@@ -193,11 +258,11 @@ def test_a_signal_stops_the_cells_and_the_same_command_goes_on(finished, tmp_pat
     command = [sys.executable, "-m", "obbo_lightning", "compare", "--config", str(finished / "grid.yaml")]
     command += ["--output", str(tmp_path / "runs"), "--jobs", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    time.sleep(12)
+    wait_for(lambda: rounds_played(tmp_path) > 3)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
-    assert process.returncode in (0, 130)
-    if process.returncode == 130:
-        assert "the same command goes on" in error
+    assert process.returncode == 130
+    assert "the same command goes on" in error
+    assert 0 < len(list((tmp_path / "runs").rglob("checkpoints/*.ckpt"))) < 6 * 4
     assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
     assert tables(tmp_path / "runs") == tables(finished / "runs")

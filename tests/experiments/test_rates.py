@@ -11,13 +11,13 @@ import pytest
 from scipy.stats import linregress, ttest_1samp
 
 from obbo_lightning import cli
-from obbo_lightning.experiments.rates import STREAM_COLUMNS, Rates, fit_power, over_rounds, rates_tables
+from obbo_lightning.experiments.rates import Rates, draw_rates, fit_power, over_rounds, rates_tables, stream_columns
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LENGTHS, NUMBERS, SEEDS = (50, 100, 200), (2.0, 4.0, 8.0), range(4)
 
 
-def power_law(noise=0.0):
+def power_law(noise=0.0, over="condition_number"):
     """regret = 3 T^0.4 κ^2 for obbo and 5 T^0.7 κ^3 for oagd, with noise."""
     rng = np.random.default_rng(0)
     rows = []
@@ -26,7 +26,7 @@ def power_law(noise=0.0):
             for rounds, number in [(t, 2.0) for t in LENGTHS] + [(100, k) for k in NUMBERS[1:]]:
                 regret = scale * rounds**slope * number**exponent * math.exp(noise * rng.standard_normal())
                 rows.append((label, seed, rounds, number, regret))
-    return Rates(pl.DataFrame(rows, schema=STREAM_COLUMNS, orient="row"))
+    return Rates(pl.DataFrame(rows, schema=stream_columns(over), orient="row"))
 
 
 def test_power_laws_are_found():
@@ -37,6 +37,17 @@ def test_power_laws_are_found():
     assert rates.columns == ["algorithm", "seeds", "T = 50", "T = 100", "T = 200", "slope"]
     assert rates.rows[0][2] == f"{3 * 50**0.4 * 4 / 50:.3g}"
     assert paired.rows == [["oagd", f"{math.log10(5 / 3 * 200**0.3 * 2):+.2f} ± 0.00", "4 / 0, p = 0.12"]]
+
+
+def test_rates_are_fitted_over_whatever_the_stream_says():
+    of_kappa, of_noise = power_law(), power_law(over="noise_scale")
+    numbers, expected = rates_tables(of_noise)[1], rates_tables(of_kappa)[1]
+    assert (numbers.name, expected.name) == ("noise_scales", "condition_numbers")
+    columns = ["noise_scale = 2", "noise_scale = 4", "noise_scale = 8", "exponent of noise_scale"]
+    assert numbers.columns == ["algorithm", "seeds", *columns]  # the paper has bounds in κ only
+    assert [list(row) for row in numbers.rows] == [list(row[:-1]) for row in expected.rows]
+    assert "noise_scale = 2" in rates_tables(of_noise)[0].caption
+    assert [drawing.name for drawing in draw_rates(of_noise, "small")] == ["rates", "noise_scales"]
 
 
 def test_intervals_are_those_of_scipy():

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from obbo_lightning import cli
-from obbo_lightning.experiments import slurm
+from obbo_lightning.experiments import slurm, slurm_request
 from obbo_lightning.experiments.compare import prepare
 from obbo_lightning.experiments.grid import read_grid
-from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.runs.directory import RunDirectory
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRID = {
@@ -41,7 +41,7 @@ def write(folder, request=REQUEST, **changes):
 
 
 def test_the_file_that_we_ship_asks_for_what_it_says():
-    assert slurm.read_request(CONFIGS / "slurm.yaml") == {
+    assert slurm_request.read_request(CONFIGS / "slurm.yaml") == {
         "partition": "gpu",
         "time": 240,
         "gpus_per_node": 1,
@@ -56,7 +56,7 @@ def test_the_file_that_we_ship_asks_for_what_it_says():
 )
 def test_time_is_minutes_or_a_clock(text, minutes, tmp_path):
     (tmp_path / "slurm.yaml").write_text(f"time: {text}\n")
-    assert slurm.read_request(tmp_path / "slurm.yaml")["time"] == minutes
+    assert slurm_request.read_request(tmp_path / "slurm.yaml")["time"] == minutes
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def launched(folder, request=REQUEST):
     grid = read_grid(folder / "grid.yaml")
     runs = prepare(grid, folder / "runs" / "small")
     launcher = slurm.SlurmLauncher(
-        slurm.read_request(folder / "slurm.yaml"), folder / "runs" / "small" / "slurm", "small"
+        slurm_request.read_request(folder / "slurm.yaml"), folder / "runs" / "small" / "slurm", "small"
     )
     launcher.start(grid.cells, runs)
     return launcher, runs
