@@ -42,7 +42,7 @@ class FlatNetwork:
         self.transductive = any(
             isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in self.template.modules()
         )
-        self._noisy = _forgetful(copy.deepcopy(self.template))
+        self._noisy = forgetful(copy.deepcopy(self.template))
         self._quiet = without_noise(copy.deepcopy(self._noisy)) if self.random else self._noisy
         self._constants: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
@@ -94,12 +94,20 @@ def without_noise(network: nn.Module) -> nn.Module:
     return network
 
 
+def forgetful(network: nn.Module) -> nn.Module:
+    """The same network whose norms, where they train, keep no statistics: they did not use them, they only wrote."""
+    for module in network.modules():
+        if isinstance(module, _NormBase) and module.training:
+            module.track_running_stats = False
+    return network
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's global generators of the CPU and of ``device`` at ``seed``, and afterwards where they were."""
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would reach every GPU
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every GPU
         for one in cuda:
             with torch.cuda.device(one):
                 torch.cuda.manual_seed(seed)
@@ -129,11 +137,3 @@ def _is_noisy(module: nn.Module) -> bool:
         return module.training and module.p > 0
     # these two have dropout without a module for it
     return isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.training and module.dropout > 0
-
-
-def _forgetful(network: nn.Module) -> nn.Module:
-    """The same network whose norms, where they train, keep no statistics: they did not use them, they only wrote."""
-    for module in network.modules():
-        if isinstance(module, _NormBase) and module.training:
-            module.track_running_stats = False
-    return network

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.randomness import derive_seed
@@ -140,8 +140,9 @@ class FewShotStream(Stream):
 
     metric = Metric("accuracy", higher_is_better=True)
     problem_type = FewShot
-    network_type = CNN4
+    network_type: ClassVar[type[nn.Module]] = CNN4
     decided = DECIDED
+    train: FewShotTasks
     LENGTHS: ClassVar[dict[str, int]] = {"train": 20_000, "validation": 600, "test": 600}
 
     def __init__(

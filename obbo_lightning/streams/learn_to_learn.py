@@ -76,6 +76,7 @@ class LearnToLearnStream(Stream):
     problem_type = FewShot
     network_type = CNN4
     decided = DECIDED
+    train: LearnToLearnTasks
 
     def __init__(
         self,

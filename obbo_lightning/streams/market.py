@@ -74,6 +74,7 @@ class MarketStream(Stream):
     metric = Metric("mse", higher_is_better=False)
     problem_type = SmoothingSpline
     may_differ = ("start",)
+    lanes: pl.DataFrame
 
     def __init__(
         self,

@@ -152,6 +152,7 @@ class QuadraticData(Stream):
     decided = ("inner_matrix", "coupling", "ridge", "noise")
     rates_over = "condition_number"
     FAR = 1_000_000
+    train: QuadraticStream
 
     def __init__(
         self,
