@@ -21,7 +21,7 @@ class SmoothingSpline(Problem):
     >>> from obbo_lightning import OBBO, Box, ClosedForm, online
     >>> obbo = OBBO(lr=0.2, window=5, hypergradient=ClosedForm(), domain=Box(1e-6, 1e6))
     >>> rounds = list(online(spline, obbo, [task] * 40, weight))
-    >>> bool(rounds[-1].estimate.loss < rounds[0].estimate.loss)
+    >>> bool(rounds[-1].loss < rounds[0].loss)
     True
     """
 

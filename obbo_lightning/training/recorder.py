@@ -172,14 +172,14 @@ def summarise(played: Round, window_fill: int) -> dict[str, float | int | None]:
     """A round as a row of numbers: medians over lanes."""
     step = played.step
     per_lane: dict[str, Tensor | None] = {
-        "loss": played.estimate.loss,
+        "loss": played.loss,
         "inner_loss": played.inner_loss,
         **played.scores,
         **{f"regret/{name}": step.regret[name] for name in REGRETS},
         "hypergradient_norm": step.hypergradient.norm(dim=-1),
         "direction_norm": step.direction.norm(dim=-1),
         "generalized_norm": None if step.generalized is None else step.generalized.norm(dim=-1),
-        "residual": played.estimate.residual,
+        "residual": played.residual,
         "hypergradient_error": step.hypergradient_error,
     }
     known = {name: values for name, values in per_lane.items() if values is not None}

@@ -210,7 +210,7 @@ def test_metrics_are_the_numbers_of_the_plain_loop(tiny):
     for row, played in zip(
         rows(directory), online(problem, algorithm, tasks, problem.initial_outer(0).double()), strict=True
     ):
-        assert float(row["loss"]) == float(played.estimate.loss)
+        assert float(row["loss"]) == float(played.loss)
         assert float(row["inner_loss"]) == float(played.inner_loss)
         assert float(row["regret/euclidean"]) == float(played.step.regret["euclidean"])
         assert float(row["regret/generalized"]) == float(played.step.regret["generalized"])
