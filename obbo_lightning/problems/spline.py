@@ -127,7 +127,7 @@ def _places(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def _sum_of_squares(residual: Tensor, sample: Sample | None) -> Tensor:
-    if sample is None:
+    if sample is None or sample.size is None:
         return residual.square().sum(-1)
     count = residual.shape[-1]
     rows = sample.indices(count, residual.device)
