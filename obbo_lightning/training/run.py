@@ -126,7 +126,7 @@ def _conclude(
     """Figures, then the summary: a run that has one is finished."""
     stream, rounds = parts.stream, read_rounds(run.metrics)
     untrained, _ = recorder.centre_and_error(recorder.untrained)
-    figures = draw_figures(rounds, run.figures, stream.metric.name, untrained, title_of(settings))
+    figures = draw_figures(run.metrics, run.figures, stream.metric.name, untrained, title_of(settings))
     judged = Judgement(stream.metric, recorder.untrained, recorder.tested)
     summary = summarise(settings, rounds, judged, recorder.seconds_before + seconds)
     if stream.lanes is not None:
