@@ -2,10 +2,12 @@
 
 import torch
 
-from obbo_lightning import ALGORITHMS, Problem
+from obbo_lightning import Problem, names_of
 
 F64 = torch.float64
-SIX = sorted(set(ALGORITHMS) - {"maml", "anil"})  # those of the paper; the two are for few-shot problems only
+SIX = sorted(
+    set(names_of("algorithm")) - {"maml", "anil"}
+)  # those of the paper; the two are for few-shot problems only
 
 
 class Nonlinear(Problem):

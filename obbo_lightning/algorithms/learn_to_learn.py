@@ -4,18 +4,19 @@ import contextlib
 import io
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from obbo_lightning.core.hypergradients.base import Estimator, Hypergradient
 from obbo_lightning.core.inner import GradientDescent, InnerSolver
 from obbo_lightning.core.oracle import Oracle
-from obbo_lightning.core.problem import Problem
+from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.validation import instance_of
-from obbo_lightning.problems.few_shot import CNN4, FewShot
+from obbo_lightning.networks.flat import forgetful, seeded, without_noise
+from obbo_lightning.problems.few_shot import FewShot
 
 
 def load_learn2learn() -> Any:
@@ -35,7 +36,7 @@ def load_learn2learn() -> Any:
 
 @dataclass(frozen=True)
 class Adaptation(InnerSolver):
-    """K steps of learn2learn's MAML on the support images, without a proximal term.
+    """K steps of learn2learn's MAML on the support examples, without a proximal term.
 
     Args:
         steps: K.
@@ -60,27 +61,79 @@ class Adaptation(InnerSolver):
         return self.lr
 
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
+        return self.adapt(oracle, first_order=True).inner
+
+    def adapt(self, oracle: Oracle, first_order: bool) -> "Adapted":
+        """K steps from λ, as a graph of λ where they are not ``first_order``."""
         network = _network(oracle)
-        return self.flat(network, self.adapt(network, oracle, first_order=True))
-
-    def adapt(self, network: CNN4, oracle: Oracle, first_order: bool) -> Any:
-        """A learner whose parameters are functions of those of ``network``."""
-        learn2learn, task = load_learn2learn(), oracle.task
+        examples, labels = oracle.task["support"], oracle.task["support_labels"]
         with torch.enable_grad():
-            adapted = network.linear if self.head_only else network
-            features = network.blocks(task["support"]).flatten(1) if self.head_only else task["support"]
-            learner = learn2learn.algorithms.MAML(adapted, lr=self.lr, first_order=first_order).clone()
-            for _ in range(self.steps):
-                learner.adapt(functional.cross_entropy(learner(features), task["support_labels"]))
+            name, module = "", network
+            if self.head_only:
+                with self._noise(oracle, 0):
+                    name, examples = last_layer(network, examples)
+                module = network.get_submodule(name)
+            # learn2learn knows of frozen and unused parameters only where it is told to expect them
+            learner = load_learn2learn().algorithms.MAML(module, self.lr, first_order, allow_nograd=True).clone()
+            for k in range(self.steps):
+                with self._noise(oracle, k):
+                    learner.adapt(functional.cross_entropy(learner(examples), labels))
                 oracle.calls["gradients"] += 1
-        return learner
+        return Adapted(network, name, learner)
 
-    def flat(self, network: CNN4, learner: Any) -> Tensor:
+    def _noise(self, oracle: Oracle, step: int) -> contextlib.AbstractContextManager[None]:
+        return seeded(oracle.key.seed_for("inner", step), oracle.outer.device)
+
+
+class Adapted(NamedTuple):
+    """What adaptation has made of a network.
+
+    Attributes:
+        network: that it started from; its parameters are λ.
+        name: of the layer that was adapted, empty for all of the network.
+        learner: learn2learn's, whose parameters are functions of λ.
+    """
+
+    network: nn.Module
+    name: str
+    learner: Any
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """λ by name, in its order."""
+        return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
+
+    @property
+    def inner(self) -> Tensor:
         """ω^K ``[1, d]``."""
-        parameters = dict(network.named_parameters())
-        prefix = "linear." if self.head_only else ""
-        parameters |= {prefix + name: p for name, p in learner.module.named_parameters()}
-        return torch.cat([p.detach().flatten() for p in parameters.values()]).unsqueeze(0)
+        prefix = f"{self.name}." if self.name else ""
+        adapted = {prefix + name: p for name, p in self.learner.module.named_parameters()}
+        return torch.cat([adapted.get(k, p).detach().flatten() for k, p in self.parameters.items()]).unsqueeze(0)
+
+    def loss(self, task: Task) -> Tensor:
+        """The query loss, with dropout left out, as a function of λ."""
+        with torch.enable_grad():
+            examples = task["query"]
+            if self.name:
+                _, examples = last_layer(without_noise(self.network), examples)
+            return functional.cross_entropy(without_noise(self.learner)(examples), task["query_labels"])
+
+
+def last_layer(network: nn.Module, examples: Tensor) -> tuple[str, Tensor]:
+    """The name of the linear layer whose output is the network's, and what goes into it."""
+    calls: list[tuple[str, Tensor, Tensor]] = []
+    hooks = [
+        module.register_forward_hook(lambda _, given, logits, name=name: calls.append((name, given[0], logits)))
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    logits = network(examples)
+    for hook in hooks:
+        hook.remove()
+    for name, features, made in calls:
+        if made is logits:
+            return name, features
+    raise ValueError(f"algorithm 'anil' needs a network that ends in an nn.Linear, got {type(network).__name__}")
 
 
 @dataclass(frozen=True)
@@ -97,19 +150,16 @@ class MetaGradient(Estimator):
     def __call__(
         self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, solve: Tensor | None
     ) -> Hypergradient:
-        solver, task = instance_of("inner", solver, Adaptation), oracle.task
-        network = _network(oracle)
-        learner = solver.adapt(network, oracle, first_order=False)
-        with torch.enable_grad():
-            features = network.blocks(task["query"]).flatten(1) if solver.head_only else task["query"]
-            loss = functional.cross_entropy(learner(features), task["query_labels"])
-        gradients = torch.autograd.grad(loss, list(network.parameters()))
+        solver = instance_of("inner", solver, Adaptation)
+        adapted = solver.adapt(oracle, first_order=False)
+        loss, outer = adapted.loss(oracle.task), list(adapted.parameters.values())
+        gradients = torch.autograd.grad(loss, outer, allow_unused=True, materialize_grads=True)
         oracle.calls["gradients"] += 1
         oracle.calls["products"] += solver.steps
         value = torch.cat([g.flatten() for g in gradients]).unsqueeze(0)
         loss = loss.detach().reshape(1)
-        return Hypergradient(value, solver.flat(network, learner), loss, torch.zeros_like(loss))
+        return Hypergradient(value, adapted.inner, loss, torch.zeros_like(loss))
 
 
-def _network(oracle: Oracle) -> CNN4:
-    return instance_of("problem", oracle.problem, FewShot).loaded_network(oracle.outer)
+def _network(oracle: Oracle) -> nn.Module:
+    return forgetful(instance_of("problem", oracle.problem, FewShot).loaded_network(oracle.outer))

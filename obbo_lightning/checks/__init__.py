@@ -3,5 +3,6 @@
 from obbo_lightning.checks.algorithm import check_algorithm
 from obbo_lightning.checks.geometry import check_geometry
 from obbo_lightning.checks.problem import check_problem
+from obbo_lightning.checks.stream import check_stream
 
-__all__ = ["check_algorithm", "check_geometry", "check_problem"]
+__all__ = ["check_algorithm", "check_geometry", "check_problem", "check_stream"]

@@ -133,7 +133,7 @@ def _check_lanes(stream: QuadraticStream, algorithm: Algorithm) -> None:
 def _check_records(stream: QuadraticStream, algorithm: Algorithm) -> None:
     for t, played in enumerate(_play(stream, algorithm)):
         step = played.step
-        assert played.estimate.loss.shape == (2,), f"round {t}: loss must have shape (2,)"
+        assert played.loss.shape == (2,), f"round {t}: loss must have shape (2,)"
         assert all(count >= 0 for count in played.calls.values()), f"round {t}: negative calls {played.calls}"
         assert all(r is None or r.shape == (2,) for r in step.regret.values()), f"round {t}: regret is not per lane"
         if algorithm.clip is not None:

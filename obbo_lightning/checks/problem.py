@@ -20,7 +20,7 @@ def check_problem(problem: Problem, outer: Tensor, inner: Tensor, task: Task, to
         task: a task.
         tolerance: relative error allowed against central differences.
 
-    >>> from obbo_lightning.streams import QuadraticStream
+    >>> from obbo_lightning.streams.quadratic import QuadraticStream
     >>> stream = QuadraticStream(lanes=2)
     >>> check_problem(stream.problem, stream.initial_outer() + 0.1, torch.ones(2, 8, dtype=torch.float64), stream[0])
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.experiments import dashboard
-from obbo_lightning.training.dashboards import has_login
+from obbo_lightning.training.loggers import has_login
 
 
 def run(arguments: list[str]) -> int:

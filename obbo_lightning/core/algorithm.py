@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from obbo_lightning.core.hypergradients.base import Estimator
 from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.memory import Memory
+from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.validation import instance_of, positive
 
@@ -38,7 +39,11 @@ class Algorithm(Part):
         if self.clip is not None:
             positive("clip", self.clip)
 
+    def require_fit(self, problem: Problem) -> None:
+        """Refuse a problem that lacks what this algorithm asks for, before the first round."""
+        self.hypergradient.require_fit(problem, self.inner)
+
     @property
-    def side_by_side(self) -> bool:
+    def takes_lanes(self) -> bool:
         """Whether tasks can be solved as lanes of one: not with samples, which lanes share and tasks do not."""
         return self.hypergradient.takes_lanes and not (self.inner.samples or self.hypergradient.samples)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.validation import at_least, one_of, positive
 
@@ -29,9 +30,21 @@ class InnerSolver(Part, ABC):
     def step_size(self) -> float | None:
         """η, or None for a solver that has none."""
 
+    def require_fit(self, problem: Problem) -> None:  # noqa: B027 (most ask for nothing)
+        """Refuse, before the first round, a problem that lacks what this solver asks for."""
+
+    def require_unrolled(self) -> None:
+        """Refuse, before the first round, to be differentiated through."""
+        raise ValueError(f"hypergradient 'Unrolled' needs inner steps to go back through, got inner {self!r}")
+
     @abstractmethod
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         """ω^K, detached; ``previous`` is β_t."""
+
+    def unroll(self, oracle: Oracle, previous: Tensor | None) -> tuple[Tensor, int]:
+        """ω^K with the graph of all steps, and how many they were."""
+        self.require_unrolled()
+        raise AssertionError("a solver that can be unrolled must say how")
 
 
 @dataclass(frozen=True)
@@ -76,12 +89,16 @@ class GradientDescent(InnerSolver):
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         return self.descend(oracle, previous, differentiable=False)
 
+    def require_unrolled(self) -> None:
+        if self.precision != "full":
+            raise ValueError(f"inner.precision must be full for hypergradient 'Unrolled', got {self.precision!r}")
+
+    def unroll(self, oracle: Oracle, previous: Tensor | None) -> tuple[Tensor, int]:
+        self.require_unrolled()
+        return self.descend(oracle, previous, differentiable=True), self.steps
+
     def descend(self, oracle: Oracle, previous: Tensor | None, differentiable: bool) -> Tensor:
         """ω^K; with ``differentiable`` the graph of all K steps is kept."""
-        if differentiable and self.precision != "full":
-            raise ValueError(
-                f"inner.precision must be full where inner steps are differentiated, got {self.precision!r}"
-            )
         low = torch.autocast(oracle.outer.device.type, torch.bfloat16, enabled=self.precision == "bf16")
         with torch.set_grad_enabled(differentiable), low:
             inner = self._first(oracle, previous)
@@ -114,7 +131,11 @@ class ExactSolution(InnerSolver):
         return None
 
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
+        self.require_fit(oracle.problem)
         solution = oracle.problem.solution(oracle.outer.detach(), oracle.task)
-        if solution is None:
-            raise ValueError(f"inner 'ExactSolution' needs a solution, and {type(oracle.problem).__name__} has none")
+        assert solution is not None
         return solution.detach()
+
+    def require_fit(self, problem: Problem) -> None:
+        if not problem.knows("solution"):
+            raise ValueError(f"inner 'ExactSolution' needs a solution, and {type(problem).__name__} has none")

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,14 @@ class Warm:
     inner: Tensor | None = None
     solve: Tensor | None = None
 
+    def lanes(self, lanes: slice) -> "Warm":
+        """Some of the lanes."""
+        return Warm(*(None if v is None else v[lanes] for v in (self.inner, self.solve)))
+
+    def to(self, device: torch.device) -> "Warm":
+        """The same on another device."""
+        return Warm(*(None if v is None else v.to(device) for v in (self.inner, self.solve)))
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain tensors."""
         return {"inner": self.inner, "solve": self.solve}
@@ -34,6 +43,8 @@ class Warm:
 
 
 Met = tuple[Task, Warm]  # a task of a round, and where its solver starts
+# Rounds as this process has them, and as all processes together have them: one from the other.
+Exchange = Callable[[list[list[Met]]], list[list[Met]]]
 
 
 class Memory(ABC):
@@ -54,6 +65,10 @@ class Memory(ABC):
 
     def keep(self, solved: list[list[Met]]) -> None:  # noqa: B027 (most memories keep no tasks)
         """Remember the tasks that were recalled, with where their solvers ended."""
+
+    def exchange(self, exchange: Exchange) -> None:  # noqa: B027 (most memories keep no tasks)
+        """Where tasks are remembered and several processes share them: turn those of this process into those of all
+        (before a state is saved), or back (after one was loaded)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain tensors and numbers."""
@@ -186,6 +201,9 @@ class TaskWindow(Memory):
     def keep(self, solved: list[list[Met]]) -> None:
         # A caller may fill one dict with the tensors of the next task.
         self._past = deque(([(dict(task), warm) for task, warm in met] for met in solved), maxlen=self.window)
+
+    def exchange(self, exchange: Exchange) -> None:
+        self._past = deque(exchange(list(self._past)), maxlen=self.window)
 
     def state_dict(self) -> dict[str, Any]:
         past = [[{"task": dict(task), "warm": warm.state_dict()} for task, warm in met] for met in self._past]

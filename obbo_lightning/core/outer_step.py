@@ -10,9 +10,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.memory import Exchange
 from obbo_lightning.core.optimizer import BregmanProx
 from obbo_lightning.core.regret import LocalRegret
-from obbo_lightning.core.share import Share
 from obbo_lightning.core.validation import at_least, one_of
 
 
@@ -20,7 +20,7 @@ class StepRecord(NamedTuple):
     """What the outer step did.
 
     Attributes:
-        hypergradient: d_t after the reduction over ranks, zero in skipped lanes ``[lanes, d]``.
+        hypergradient: d_t, zero in skipped lanes ``[lanes, d]``.
         direction: q_t, clipped ``[lanes, d]``.
         generalized: G_X(λ_t, q_t, α) ``[lanes, d]``; None for outer rules that are no Bregman step.
         regret: euclidean, generalized (or None) and exact (or None), so far ``[lanes]``.
@@ -39,14 +39,13 @@ class StepRecord(NamedTuple):
 
 
 class OuterStep:
-    """From hypergradients to λ_{t+1}: reduce → non-finite → memory → clip → optimizer → regret.
+    """From hypergradients to λ_{t+1}: non-finite → memory → clip → optimizer → regret.
 
     Args:
         outer: λ, updated in place.
         algorithm: brings the memory, the outer rule and the clipping.
         regret_window: w_R, the yardstick's window: it belongs to the experiment, the same for every algorithm.
         on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first.
-        share: what this process computes of a round, where several share it.
         optimizer: the outer rule, where somebody else has made it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
     """
@@ -57,7 +56,6 @@ class OuterStep:
         algorithm: Algorithm,
         regret_window: int = 10,
         on_nonfinite: str = "raise",
-        share: Share | None = None,
         optimizer: Optimizer | None = None,
         apply: Callable[[], Any] | None = None,
     ) -> None:
@@ -73,7 +71,6 @@ class OuterStep:
         self.outer = outer
         self.clip = algorithm.clip
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
-        self.share = share or Share()
         self.memory = algorithm.memory()
         self.optimizer = optimizer or algorithm.optimizer(outer)
         self._apply = apply or self.optimizer.step
@@ -92,7 +89,6 @@ class OuterStep:
                 f"hypergradients must have shape [solved, {', '.join(map(str, self.outer.shape))}], "
                 f"got {tuple(hypergradients.shape)}"
             )
-        hypergradients, exact = self._reduced(hypergradients, exact)
         hypergradients, skipped = self._finite(hypergradients)
         if exact is not None:
             exact = exact.where(exact.isfinite().all(-1, keepdim=True), 0.0)
@@ -114,13 +110,6 @@ class OuterStep:
         return StepRecord(
             hypergradients[-1], direction, generalized, regret, error, skipped, self.outer.detach().clone()
         )
-
-    def _reduced(self, hypergradients: Tensor, exact: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """One sum over all processes. What is not finite in one is then not finite in any: all decide together."""
-        if exact is None:
-            return self.share.sum(hypergradients), None
-        together = self.share.sum(torch.cat([hypergradients, exact.unsqueeze(0)]))
-        return together[:-1], together[-1]
 
     def _finite(self, hypergradients: Tensor) -> tuple[Tensor, Tensor]:
         finite = hypergradients.isfinite().all(-1)  # [solved, lanes]
@@ -146,17 +135,25 @@ class OuterStep:
         self.regret[name].update(vectors)
         return self.regret[name].compute().reshape(-1)  # torchmetrics squeezes a single lane
 
-    def state_dict(self) -> dict[str, Any]:
-        """Memory, optimizer and regret; the outer variable belongs to whoever owns the parameter."""
+    def state_dict(self, gather: Exchange | None = None) -> dict[str, Any]:
+        """Memory, optimizer and regret; the outer variable belongs to whoever owns the parameter.
+
+        Where several processes share a round, ``gather`` turns the tasks of this one into those of all (`Memory`).
+        """
+        memory = copy.copy(self.memory)
+        if gather is not None:
+            memory.exchange(gather)
         return {
-            "memory": self.memory.state_dict(),
+            "memory": memory.state_dict(),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),  # torch hands out its live tensors
             "regret": {name: dict(metric.state_dict()) for name, metric in self.regret.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where `state_dict` was taken."""
+    def load_state_dict(self, state: dict[str, Any], own: Exchange | None = None) -> None:
+        """Continue exactly where `state_dict` was taken; ``own`` turns the tasks of all into those of this process."""
         self.memory.load_state_dict(state["memory"])
+        if own is not None:
+            self.memory.exchange(own)
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         for name, metric in self.regret.items():
             metric.load_state_dict(dict(state["regret"][name]))

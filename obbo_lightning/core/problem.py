@@ -35,6 +35,10 @@ class Problem(Part, ABC):
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         """f_t(λ, β), one number a lane."""
 
+    def knows(self, method: str) -> bool:
+        """Whether this problem has an optional method of its own."""
+        return getattr(type(self), method) is not getattr(Problem, method)
+
     def laid_out(self, task: Task) -> Task:
         """The same task, laid out in memory so that first derivatives are fastest; second ones use it as it came."""
         return task

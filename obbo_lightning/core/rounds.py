@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from obbo_lightning.core.algorithm import Algorithm
-from obbo_lightning.core.estimates import Estimate, require_fit, solve
+from obbo_lightning.core.estimates import Estimate, Judged, Solved, judge, solve
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.outer_step import OuterStep, StepRecord
 from obbo_lightning.core.problem import Problem, Task
@@ -17,24 +17,30 @@ from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.share import Share
 from obbo_lightning.core.validation import instance_of
 
+ALONE = Share()
+
 
 class Round(NamedTuple):
-    """A round that was played.
+    """A round that was played: means over its tasks, in whatever process each was solved.
 
     Attributes:
-        estimate: of the round's own task; where it has several, means over them, and the first one's inner variable.
-        step: what became of it.
-        inner_loss: g_t(λ_t, β_{t+1}) on the round's own task ``[lanes]``.
-        scores: what else the problem reports of λ_t on the round's own task, such as accuracy ``[lanes]``.
+        loss: f_t(λ_t, β_{t+1}) ``[lanes]``, before anything was learned from the round.
+        inner_loss: g_t(λ_t, β_{t+1}) ``[lanes]``.
+        residual: of the linear system, relative ``[lanes]``.
+        scores: what else the problem reports of λ_t, such as accuracy ``[lanes]``.
         calls: oracle calls of the whole round, past tasks included.
-        warms: where the next round starts, for each of this process's tasks.
+        step: what became of it, from d_t to λ_{t+1}.
+        estimates: of each task of this round that this process solved, in the lanes of this process.
+        warms: where each of these tasks' successors starts in the next round.
     """
 
-    estimate: Estimate
-    step: StepRecord
+    loss: Tensor
     inner_loss: Tensor
+    residual: Tensor
     scores: dict[str, Tensor]
     calls: dict[str, int]
+    step: StepRecord
+    estimates: list[Estimate]
     warms: list[Warm]
 
 
@@ -45,68 +51,84 @@ def play(
     task: Task | Sequence[Task],
     warm: Warm | Sequence[Warm],
     key: Key,
+    share: Share = ALONE,
 ) -> Round:
     """One round: λ_t meets its task, is judged on it, learns from it. The next round starts from ``warms``.
 
-    A round may have several tasks, each with its own warm start: d_t is then the mean of their hypergradients.
+    A round may have several tasks, each with its own warm start: d_t is then the mean of their hypergradients. Where
+    several processes share a round, each is given its tasks, or its lanes, by ``share``.
     """
     tasks = [task] if isinstance(task, dict) else list(task)
     met = list(zip(tasks, [warm] * len(tasks) if isinstance(warm, Warm) else warm, strict=True))
-    share, outer = step.share, step.outer.detach()
+    outer = step.outer.detach()
+    # Recall: what is solved at λ_t: the round's own tasks, and with OAGD those of the rounds before.
     recalled = step.memory.recall(met)
+    # Solve: each of them, oldest round first.
+    ages = range(len(recalled) - 1, -1, -1)
     solved = [
-        solve(problem, algorithm, share, outer, past, key._replace(task=len(recalled) - 1 - i))
-        for i, past in enumerate(recalled)
+        solve(problem, algorithm, share, outer, past, key._replace(age=age))
+        for past, age in zip(recalled, ages, strict=True)
     ]
+    judged = [judge(algorithm, one) for one in solved[-1]]
     if algorithm.hypergradient.contracts:
         _warn_if_diverging(torch.cat([one.estimate.residual for past in solved for one in past]))
-    whole = _Whole(share, len(outer), share.tasks or len(met))
-    newest = solved[-1]
-    # d_t = (1/n) Σ_j d_{t,j}
-    hypergradients = torch.stack([whole.mean([one.estimate.hypergradient for one in past]) for past in solved])
-    exact = None if newest[0].exact is None else whole.mean([one.exact for one in newest if one.exact is not None])
-    reported = {
-        "loss": whole.mean([one.estimate.loss for one in newest]),
-        "residual": whole.mean([one.estimate.residual for one in newest]),
-        "inner_loss": whole.mean([one.inner_loss for one in newest]),
-        **{f"scores.{name}": whole.mean([one.scores[name] for one in newest]) for name in newest[0].scores},
-    }
-    calls = {
-        name: sum(one.estimate.calls[name] for past in solved for one in past) for name in ("gradients", "products")
-    }
-    reported, calls = whole.reduced(reported, calls)
-    record = step(hypergradients, exact)
+    # Combine: means over a round's tasks, whoever solved them.
+    combined = combine(solved, judged, share, len(outer))
+    # Learn: from d_t to λ_{t+1}.
+    record = step(combined.hypergradients, combined.exact)
     ended = [[share.spread_warm(one.estimate.warm, len(outer)) for one in past] for past in solved]
     step.memory.keep([[(t, w) for (t, _), w in zip(*pair, strict=True)] for pair in zip(recalled, ended, strict=True)])
-    estimate_of_all = newest[0].estimate._replace(
-        hypergradient=hypergradients[-1], loss=reported["loss"], residual=reported["residual"], warm=ended[-1][0]
+    estimates = [one.estimate for one in solved[-1]]
+    return Round(**combined.reported, calls=combined.calls, step=record, estimates=estimates, warms=ended[-1])
+
+
+class Combined(NamedTuple):
+    """A round, from what each process has of it.
+
+    Attributes:
+        hypergradients: of each round that was solved, newest last ``[rounds, lanes, d]``.
+        exact: ∇F_t(λ_t) ``[lanes, d]``, where the problem knows it.
+        reported: loss, inner_loss, residual and scores of the round's own tasks.
+        calls: oracle calls in all processes.
+    """
+
+    hypergradients: Tensor
+    exact: Tensor | None
+    reported: dict[str, Tensor | dict[str, Tensor]]
+    calls: dict[str, int]
+
+
+def combine(solved: list[list[Solved]], judged: list[Judged], share: Share, lanes: int) -> Combined:
+    """Means over tasks and sums over processes; the only place where processes exchange what they found.
+
+    What is not finite in one process is then not finite in any: all of them decide alike.
+    """
+    newest = [one.estimate for one in solved[-1]]
+    # d_t = (1/n) Σ_j d_{t,j}
+    hypergradients = torch.stack([share.mean([one.estimate.hypergradient for one in past], lanes) for past in solved])
+    exact = [one.exact for one in judged if one.exact is not None]
+    exact_mean = share.mean(exact, lanes) if exact else hypergradients.new_zeros(0)
+    numbers = {
+        "loss": share.mean([one.loss for one in newest], lanes),
+        "inner_loss": share.mean([one.inner_loss for one in judged], lanes),
+        "residual": share.mean([one.residual for one in newest], lanes),
+    }
+    scores = {name: share.mean([one.scores[name] for one in judged], lanes) for name in judged[0].scores}
+    # Processes that divide lanes make the same calls.
+    part = 1.0 if share.lanes is None else (share.lanes.stop - share.lanes.start) / lanes
+    counted = [one.estimate.calls for past in solved for one in past]
+    calls = hypergradients.new_tensor([part * sum(c[name] for c in counted) for name in ("gradients", "products")])
+    hypergradients, exact_mean, calls, *found = share.sum(
+        [hypergradients, exact_mean, calls, *numbers.values(), *scores.values()]
     )
-    scores = {name.partition(".")[2]: value for name, value in reported.items() if name.startswith("scores.")}
-    return Round(estimate_of_all, record, reported["inner_loss"], scores, calls, ended[-1])
-
-
-class _Whole(NamedTuple):
-    """From what this process has to what the round is."""
-
-    share: Share
-    lanes: int
-    tasks: int
-
-    def mean(self, values: Sequence[Tensor]) -> Tensor:
-        """This process's part of the mean over the round's tasks, in all lanes."""
-        total = values[0] if len(values) == 1 else torch.stack(list(values)).sum(0)
-        return self.share.spread(total if self.tasks == 1 else total / self.tasks, self.lanes)
-
-    def reduced(self, values: dict[str, Tensor], calls: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """What is reported, in one sum over all processes; processes that divide lanes make the same calls."""
-        if self.share.total is None:
-            return values, calls
-        like = next(iter(values.values()))
-        part = 1.0 if self.share.lanes is None else (self.share.lanes.stop - self.share.lanes.start) / self.lanes
-        rows = [*values.values(), *(torch.full_like(like, part * count) for count in calls.values())]
-        found = self.share.sum(torch.stack(rows))
-        counts = found[len(values) :, 0].round().int().tolist()
-        return dict(zip(values, found, strict=False)), dict(zip(calls, counts, strict=True))
+    gradients, products = calls.round().int().tolist()
+    reported: dict[str, Tensor | dict[str, Tensor]] = dict(zip(numbers, found, strict=False))
+    return Combined(
+        hypergradients,
+        exact_mean if exact else None,
+        reported | {"scores": dict(zip(scores, found[len(numbers) :], strict=True))},
+        {"gradients": gradients, "products": products},
+    )
 
 
 def online(
@@ -133,7 +155,7 @@ def online(
     """
     instance_of("problem", problem, Problem)
     instance_of("algorithm", algorithm, Algorithm)
-    require_fit(problem, algorithm)
+    algorithm.require_fit(problem)
     instance_of("outer", outer, Tensor)
     if not outer.is_floating_point():
         raise ValueError(f"outer must be a floating-point tensor [lanes, d], got {outer.dtype}")

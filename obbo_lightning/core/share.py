@@ -1,6 +1,6 @@
-"""What one process computes of a round, where several share it."""
+"""What one process computes of a round, where several share it; and how the parts become the round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +30,6 @@ class Share:
     total: Callable[[Tensor], Tensor] | None = None
     side_by_side: bool = False
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Over all processes."""
-        return values if self.total is None else self.total(values)
-
     def view(self, problem: Problem, outer: Tensor, task: Task, warm: Warm) -> tuple[Problem, Tensor, Task, Warm]:
         """The lanes of this process."""
         if self.lanes is None:
@@ -41,7 +37,13 @@ class Share:
         part = problem.of_lanes(task, self.lanes)
         if part is None:
             raise ValueError(f"{type(problem).__name__} cannot be divided by lanes: it has no of_lanes")
-        return part[0], outer[self.lanes], part[1], Warm(_rows(warm.inner, self.lanes), _rows(warm.solve, self.lanes))
+        return part[0], outer[self.lanes], part[1], warm.lanes(self.lanes)
+
+    def mean(self, values: Sequence[Tensor], lanes: int) -> Tensor:
+        """This process's part of the mean over the round's tasks, in all ``lanes``."""
+        tasks = self.tasks or len(values)
+        total = values[0] if len(values) == 1 else torch.stack(list(values)).sum(0)
+        return self.spread(total if tasks == 1 else total / tasks, lanes)
 
     def spread(self, values: Tensor, lanes: int) -> Tensor:
         """The lanes of this process among all, zero elsewhere."""
@@ -55,6 +57,14 @@ class Share:
         """The same for a warm start."""
         return Warm(*(None if v is None else self.spread(v, lanes) for v in (warm.inner, warm.solve)))
 
+    def sum(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Each of the tensors summed over all processes, in one message."""
+        if self.total is None:
+            return list(values)
+        flat = self.total(torch.cat([value.flatten() for value in values]))
+        pieces = flat.split([value.numel() for value in values])
+        return [piece.view_as(value).to(value.dtype) for piece, value in zip(pieces, values, strict=True)]
+
 
 def lanes_of(rank: int, ranks: int, lanes: int) -> slice:
     """Neighbouring lanes, as many for each rank as for any other, give or take one.
@@ -63,10 +73,6 @@ def lanes_of(rank: int, ranks: int, lanes: int) -> slice:
     [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
     """
     return slice(lanes * rank // ranks, lanes * (rank + 1) // ranks)
-
-
-def _rows(values: Tensor | None, lanes: slice) -> Tensor | None:
-    return None if values is None else values[lanes]
 
 
 def stack_warm(warms: list[Warm]) -> Warm:

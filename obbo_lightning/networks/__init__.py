@@ -1,1 +1,1 @@
-"""Networks to adapt: ordinary modules, one a file."""
+"""Networks for few-shot problems: a body called ``blocks``, and a last layer called ``linear``."""

@@ -83,7 +83,7 @@ class Quadratic(Problem):
         return self.ridge + torch.linalg.matrix_norm(self.response, ord=2).square()
 
     def _noise(self, inner: Tensor, sample: Sample | None) -> Tensor:
-        if sample is None or self.noise == 0:
+        if sample is None or sample.size is None or self.noise == 0:
             return torch.zeros_like(inner[:1])
         # the mean of `size` independent normal vectors
         draw = torch.randn(inner.shape[-1], generator=sample.generator(), dtype=torch.float64)

@@ -21,7 +21,7 @@ class SmoothingSpline(Problem):
     >>> from obbo_lightning import OBBO, Box, ClosedForm, online
     >>> obbo = OBBO(lr=0.2, window=5, hypergradient=ClosedForm(), domain=Box(1e-6, 1e6))
     >>> rounds = list(online(spline, obbo, [task] * 40, weight))
-    >>> bool(rounds[-1].estimate.loss < rounds[0].estimate.loss)
+    >>> bool(rounds[-1].loss < rounds[0].loss)
     True
     """
 
@@ -127,7 +127,7 @@ def _places(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def _sum_of_squares(residual: Tensor, sample: Sample | None) -> Tensor:
-    if sample is None:
+    if sample is None or sample.size is None:
         return residual.square().sum(-1)
     count = residual.shape[-1]
     rows = sample.indices(count, residual.device)

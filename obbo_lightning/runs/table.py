@@ -20,6 +20,7 @@ class RoundTable:
         self.path = path
         self.columns = columns
         self._file: Any = None
+        self._last = 0
 
     def cut(self, rounds: int) -> None:
         """Open the file with its header and the rows of the first ``rounds`` rounds."""
@@ -38,9 +39,16 @@ class RoundTable:
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row; what a row does not have stays empty."""
+        self._last = self._file.tell()
         csv.writer(self._file, lineterminator="\n").writerow(
             ["" if row.get(name) is None else row[name] for name in self.columns]
         )
+
+    def amend(self, row: dict[str, Any]) -> None:
+        """Write the last row again."""
+        self._file.truncate(self._last)
+        self._file.seek(self._last)
+        self.append(row)
 
     def sync(self) -> None:
         """Make sure that what was written survives anything."""

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from obbo_lightning.streams.few_shot import FewShotStream
-from obbo_lightning.streams.images import StoredClasses
+from obbo_lightning.streams.classes import StoredClasses
+from obbo_lightning.streams.few_shot import Drawing, FewShotStream
+from obbo_lightning.streams.images import Pixels, channels_first
 
 SUPERCLASSES = {
     "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
@@ -51,6 +52,8 @@ class FC100Stream(FewShotStream):
         seed: of the training tasks.
     """
 
+    may_differ = ("root",)  # the same images, wherever they lie
+
     def __init__(
         self,
         root: str | None = None,
@@ -67,17 +70,11 @@ class FC100Stream(FewShotStream):
             split: [c for c in sorted(superclass) if superclass[c] in chosen] for split, chosen in SUPERCLASSES.items()
         }
         super().__init__(
-            StoredClasses(data.images, data.fine_labels, MEAN, DEVIATION),
+            StoredClasses(channels_first(data.images), data.fine_labels, Pixels(MEAN, DEVIATION)),
             splits,
-            [superclass[c] for c in sorted(superclass)],
-            3,
-            32,
-            ways,
-            shots,
-            queries,
-            order,
-            period,
+            Drawing(ways, shots, queries, order, period),
             seed,
+            superclass,
         )
 
 

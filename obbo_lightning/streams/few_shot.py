@@ -1,152 +1,178 @@
-"""Few-shot tasks from any source of images by class."""
+"""Few-shot tasks from any source of examples by class."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of
+from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.streams.stream import Metric, Stream
 from obbo_lightning.streams.tasks import TaskSequence
 
+DECIDED = ("ways", "shape", "channels", "image_size")  # of a network, see `facts_of`
 
-class ImageSource(Protocol):
-    """Images by class."""
+
+class ExampleSource(Protocol):
+    """Examples by class."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        ...
 
     def smallest(self, classes: Sequence[int]) -> int | None:
-        """How many images the smallest of these classes has; None for any number."""
+        """How many examples the smallest of these classes has; None for any number."""
         ...
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """One image for each entry of ``classes`` ``[n, channels, size, size]``, no image of a class twice."""
+        """One example for each entry of ``classes`` ``[n, …]``, no example of a class twice."""
         ...
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """How tasks are drawn.
+
+    Args:
+        ways: classes of a task.
+        shots: support examples a class.
+        queries: query examples a class.
+        order: ``iid``, or ``drift``: the mix of superclasses moves with the rounds.
+        period: rounds of one turn of the drift.
+    """
+
+    ways: int = 5
+    shots: int = 5
+    queries: int = 5
+    order: str = "iid"
+    period: int = 1000
+
+    def __post_init__(self) -> None:
+        at_least("data.ways", self.ways, 2)
+        at_least("data.shots", self.shots, 1)
+        at_least("data.queries", self.queries, 1)
+        one_of("data.order", self.order, ("iid", "drift"))
+        at_least("data.period", self.period, 1)
+
+
 class FewShotTasks(TaskSequence):
-    """Task t: ``ways`` classes of one split, ``shots`` images of each to adapt on and ``queries`` to be judged on.
+    """Task t: some classes of one split, some examples of each to adapt on and some to be judged on.
 
     A pure function of (seed, t). With order ``drift`` the mix of superclasses moves with t: their weights are a bump
     that goes once round all of them every ``period`` rounds.
 
     Args:
-        source: where images come from.
+        source: where examples come from.
         classes: the classes of this split.
-        superclasses: the superclass of each of them.
         length: how many tasks.
-        ways: classes of a task.
-        shots: support images a class.
-        queries: query images a class.
-        order: ``iid`` or ``drift``.
-        period: rounds of one turn of the drift.
+        drawing: how many of what.
         seed: words and numbers that name this split's randomness.
+        superclass: of each class; by default every class is one of its own.
     """
 
     def __init__(
         self,
-        source: ImageSource,
+        source: ExampleSource,
         classes: Sequence[int],
-        superclasses: Sequence[int],
         length: int,
-        ways: int = 5,
-        shots: int = 5,
-        queries: int = 5,
-        order: str = "iid",
-        period: int = 1000,
+        drawing: Drawing,
         seed: tuple[int | str, ...] = (0,),
+        superclass: Mapping[int, int] | None = None,
     ) -> None:
-        at_least("data.ways", ways, 2)
-        if ways > len(classes):
+        if drawing.ways > len(classes):
             split = next((word for word in seed if isinstance(word, str)), "tasks'")
-            raise ValueError(f"data.ways must be at most the {len(classes)} classes of the {split} split, got {ways}")
+            raise ValueError(
+                f"data.ways must be at most the {len(classes)} classes of the {split} split, got {drawing.ways}"
+            )
+        most, each = source.smallest(classes), drawing.shots + drawing.queries
+        if most is not None and each > most:
+            raise ValueError(f"data.shots + data.queries must be at most {most} examples a class, got {each}")
         self.source = source
         self.classes = torch.tensor(list(classes))
-        self.superclasses = list(superclasses)
+        self.superclasses = [c if superclass is None else superclass[c] for c in classes]
         self.length = at_least("data.length", length, 1)
-        self.ways = ways
-        self.shots = at_least("data.shots", shots, 1)
-        self.queries = at_least("data.queries", queries, 1)
-        most = source.smallest(classes)
-        if most is not None and shots + queries > most:
-            raise ValueError(f"data.shots + data.queries must be at most {most} images a class, got {shots + queries}")
-        self.order = one_of("data.order", order, ("iid", "drift"))
-        self.period = at_least("data.period", period, 1)
+        self.drawing = drawing
         self.seed = seed
 
     def task(self, t: int) -> Task:
         """The task of round t, counted from 0."""
         generator = torch.Generator().manual_seed(derive_seed(*self.seed, t))
-        chosen = torch.multinomial(self.weights(t), self.ways, generator=generator)
-        each = self.shots + self.queries
-        labels = torch.arange(self.ways).repeat_interleave(each)
-        images = self.source.draw(self.classes[chosen][labels], generator)
-        is_support = (torch.arange(each) < self.shots).repeat(self.ways)
+        ways, shots, each = self.drawing.ways, self.drawing.shots, self.drawing.shots + self.drawing.queries
+        chosen = torch.multinomial(self.weights(t), ways, generator=generator)
+        labels = torch.arange(ways).repeat_interleave(each)
+        examples = self.source.draw(self.classes[chosen][labels], generator)
+        is_support = (torch.arange(each) < shots).repeat(ways)
         return {
-            "support": images[is_support],
+            "support": examples[is_support],
             "support_labels": labels[is_support],
-            "query": images[~is_support],
+            "query": examples[~is_support],
             "query_labels": labels[~is_support],
         }
 
     def weights(self, t: int) -> Tensor:
         """How likely each class of the split is in round t."""
-        if self.order == "iid":
+        if self.drawing.order == "iid":
             return torch.ones(len(self.classes))
         names = sorted(set(self.superclasses))
         place = torch.tensor([names.index(s) / len(names) for s in self.superclasses])
-        return torch.exp(3 * torch.cos(2 * math.pi * (place - t / self.period)))
+        return torch.exp(3 * torch.cos(2 * math.pi * (place - t / self.drawing.period)))
 
 
-class FewShotStream:
+class FewShotStream(Stream):
     """Train, validation and test tasks with disjoint classes, from one source.
 
     Training tasks depend on the seed; validation and test tasks never do, so that runs are compared on the same ones.
+
+    Args:
+        source: where examples come from.
+        splits: the classes of ``train``, ``validation`` and ``test``.
+        drawing: how tasks are drawn; those of validation and test are always iid.
+        seed: of the training tasks.
+        superclass: of each class; by default every class is one of its own.
     """
 
-    problem_type: ClassVar[type[FewShot]] = FewShot
-    metric: ClassVar[str] = "accuracy"
+    metric = Metric("accuracy", higher_is_better=True)
+    problem_type = FewShot
+    network_type: ClassVar[type[nn.Module]] = CNN4
+    decided = DECIDED
+    train: FewShotTasks
     LENGTHS: ClassVar[dict[str, int]] = {"train": 20_000, "validation": 600, "test": 600}
 
     def __init__(
         self,
-        source: ImageSource,
-        splits: dict[str, list[int]],
-        superclass: Sequence[int],
-        channels: int,
-        image_size: int,
-        ways: int,
-        shots: int,
-        queries: int,
-        order: str,
-        period: int,
-        seed: int,
+        source: ExampleSource,
+        splits: Mapping[str, Sequence[int]],
+        drawing: Drawing,
+        seed: int = 0,
+        superclass: Mapping[int, int] | None = None,
     ) -> None:
-        self.channels, self.image_size, self.ways = channels, image_size, ways
+        still = replace(drawing, order="iid")
 
-        def tasks(split: str) -> FewShotTasks:
-            classes = splits[split]
-            return FewShotTasks(
-                source,
-                classes,
-                [superclass[c] for c in classes],
-                self.LENGTHS[split],
-                ways,
-                shots,
-                queries,
-                order if split == "train" else "iid",
-                period,
-                seed=(seed, split) if split == "train" else (split,),
-            )
+        def tasks(split: str, drawing: Drawing, *seed: int) -> FewShotTasks:
+            return FewShotTasks(source, splits[split], self.LENGTHS[split], drawing, (*seed, split), superclass)
 
-        self.train, self.validation, self.test = (tasks(split) for split in ("train", "validation", "test"))
+        self.train = tasks("train", drawing, seed)
+        self.validation, self.test = tasks("validation", still), tasks("test", still)
 
-    def problem(self, **settings: Any) -> FewShot:
-        """The problem that these tasks belong to."""
-        return FewShot(self.ways, self.channels, self.image_size, **settings)
+    def facts(self) -> dict[str, Any]:
+        return facts_of(self.train.drawing.ways, self.train.source.shape)
 
-    def initial_outer(self, problem: FewShot, seed: int) -> Tensor:
-        """λ_1."""
-        return problem.initial_outer(seed)
+
+def facts_of(ways: int, shape: Sequence[int]) -> dict[str, Any]:
+    """What few-shot tasks decide of a network.
+
+    >>> facts_of(5, (3, 32, 32))
+    {'ways': 5, 'shape': [3, 32, 32], 'channels': 3, 'image_size': 32}
+    >>> facts_of(2, [7])["channels"] is None
+    True
+    """
+    image = len(shape) == 3 and shape[1] == shape[2]
+    channels, image_size = (shape[0], shape[1]) if image else (None, None)
+    return {"ways": ways, "shape": list(shape), "channels": channels, "image_size": image_size}

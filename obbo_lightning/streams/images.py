@@ -1,6 +1,7 @@
 """Few-shot tasks from anybody's labelled images: arrays, an npz file, or a folder for each class."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,49 +10,36 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least
-from obbo_lightning.streams.few_shot import FewShotStream
+from obbo_lightning.streams.classes import Division, StoredClasses
+from obbo_lightning.streams.few_shot import Drawing, FewShotStream
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-SPLITS = ("train", "validation", "test")
 
 
-class StoredClasses:
-    """Images in memory, by class; drawn without replacement within a task.
+@dataclass(frozen=True)
+class Pixels:
+    """Bytes of images made into numbers with mean 0 and deviation 1.
 
     Args:
-        images: ``[n, size, size, channels]``.
-        labels: class number of each.
         mean: of each channel, of pixels between 0 and 1; subtracted.
         deviation: of each channel; divided by.
     """
 
-    def __init__(
-        self,
-        images: NDArray[np.uint8],
-        labels: NDArray[np.integer],
-        mean: Sequence[float],
-        deviation: Sequence[float],
-    ) -> None:
-        self.images = torch.from_numpy(images).permute(0, 3, 1, 2)  # a view
-        self.members = {int(c): torch.from_numpy(np.flatnonzero(labels == c)) for c in np.unique(labels)}
-        self._mean = torch.tensor(mean).reshape(-1, 1, 1)
-        self._deviation = torch.tensor(deviation).reshape(-1, 1, 1)
+    mean: Sequence[float]
+    deviation: Sequence[float]
 
-    def smallest(self, classes: Sequence[int]) -> int | None:
-        """How many images the smallest of these classes has."""
-        return min(len(self.members[c]) for c in classes)
-
-    def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """One image for each entry of ``classes``; entries of one class are neighbours, and get distinct images."""
-        rows = []
-        for c, count in zip(*(x.tolist() for x in classes.unique_consecutive(return_counts=True)), strict=True):
-            members = self.members[c]
-            rows.append(members[torch.randperm(len(members), generator=generator)[:count]])
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images ``[n, channels, size, size]``."""
+        mean, deviation = (torch.tensor(x).reshape(-1, 1, 1) for x in (self.mean, self.deviation))
         # The view keeps channels last; products with second derivatives are half as fast in that layout.
-        pixels = self.images[torch.cat(rows)].float().contiguous(memory_format=torch.contiguous_format)
-        return (pixels / 255 - self._mean) / self._deviation
+        pixels = images.float().contiguous(memory_format=torch.contiguous_format)
+        return (pixels / 255 - mean) / deviation
+
+
+def channels_first(images: NDArray[np.uint8]) -> Tensor:
+    """Images ``[n, size, size, channels]`` as torch has them; a view."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
 class ImageFolderStream(FewShotStream):
@@ -94,55 +82,15 @@ class ImageFolderStream(FewShotStream):
     ) -> None:
         images, labels = read_folder(Path(path), image_size) if Path(path).is_dir() else read_npz(Path(path))
         images = _squares(images, image_size)
-        names, numbers = np.unique(labels.astype(str), return_inverse=True)
-        self.names: list[str] = names.tolist()
-        splits = divide(self.names, ratios, (train_classes, validation_classes, test_classes))
+        division = Division.of(labels, ratios, (train_classes, validation_classes, test_classes))
+        pixels = Pixels(*_statistics(images[division.trained]))
         super().__init__(
-            StoredClasses(images, numbers, *_statistics(images[np.isin(numbers, splits["train"])])),
-            splits,
-            list(range(len(names))),
-            images.shape[3],
-            images.shape[1],
-            ways,
-            shots,
-            queries,
-            order,
-            period,
+            StoredClasses(channels_first(images), division.numbers, pixels),
+            division.splits,
+            Drawing(ways, shots, queries, order, period),
             seed,
         )
-
-
-def divide(
-    names: Sequence[str], ratios: Sequence[float], lists: Sequence[Sequence[str | int] | None]
-) -> dict[str, list[int]]:
-    """Class numbers of each split: those that its list names, or its share of the classes that no list names.
-
-    >>> divide(["ant", "bee", "cat", "dog"], [0.5, 0.25, 0.25], [None, None, ["ant"]])["test"]
-    [0]
-    """
-    if len(ratios) != 3 or min(ratios) < 0 or sum(ratios) <= 0:
-        raise ValueError(f"data.ratios must be three shares, none negative, got {list(ratios)!r}")
-    chosen: dict[str, list[int]] = {}
-    owner: dict[str, str] = {}
-    for split, wanted in zip(SPLITS, lists, strict=True):
-        for name in map(str, wanted or ()):
-            if name not in names:
-                raise ValueError(f"data.{split}_classes must be of the {len(names)} classes there are, got {name!r}")
-            if name in owner:
-                raise ValueError(f"data.{split}_classes must not share a class with {owner[name]}, got {name!r}")
-            owner[name] = split
-        chosen[split] = sorted(names.index(str(name)) for name in wanted or ())
-    free = [i for i, name in enumerate(names) if name not in owner]
-    generator = torch.Generator().manual_seed(derive_seed("classes"))
-    free = [free[i] for i in torch.randperm(len(free), generator=generator).tolist()]
-    sharing = [(split, share) for split, share, wanted in zip(SPLITS, ratios, lists, strict=True) if wanted is None]
-    total, share_before, start = sum(share for _, share in sharing), 0.0, 0
-    for split, share in sharing:
-        share_before += share
-        end = round(len(free) * share_before / total) if total else start
-        chosen[split] = sorted(free[start:end])
-        start = end
-    return chosen
+        self.names = division.names
 
 
 def read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic]]:
@@ -237,8 +185,6 @@ def _scaled(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def _statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
-    if not len(images):
-        raise ValueError("data.ratios and data.train_classes must leave classes to train on, got none")
     # Sums of each value's count are exact and need no copy of the images in floating point.
     mean, deviation = [], []
     for channel in range(images.shape[3]):

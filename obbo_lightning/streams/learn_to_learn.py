@@ -3,16 +3,18 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least
+from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.streams.few_shot import DECIDED, facts_of
+from obbo_lightning.streams.stream import Metric, Stream
 from obbo_lightning.streams.tasks import TaskSequence
 
 
@@ -23,8 +25,8 @@ class LearnToLearnTasks(TaskSequence):
     generators are seeded for every task and put back afterwards.
 
     Args:
-        taskset: tasks of images ``[n, channels, size, size]`` and labels, each class as often as the others.
-        shots: images of each class to adapt on; the rest are to judge on.
+        taskset: tasks of examples ``[n, …]`` and labels, each class as often as the others.
+        shots: examples of each class to adapt on; the rest are to judge on.
         length: how many tasks.
         seed: words and numbers that name this split's randomness.
     """
@@ -40,38 +42,41 @@ class LearnToLearnTasks(TaskSequence):
 
     def task(self, t: int) -> Task:
         with _seeded(derive_seed(*self.seed, t)):
-            images, labels = self.taskset.get_task(self.taskset.sample_task_description())
+            examples, labels = self.taskset.get_task(self.taskset.sample_task_description())
         _, labels, counts = labels.unique(return_inverse=True, return_counts=True)
         if bool((counts != counts[0]).any()) or int(counts[0]) <= self.shots:
             raise ValueError(
-                f"a task must have the same number of images of each class, more than the {self.shots} to adapt on, "
+                f"a task must have the same number of examples of each class, more than the {self.shots} to adapt on, "
                 f"got {counts.tolist()}"
             )
         order = labels.argsort(stable=True)
         is_support = torch.arange(len(labels)) % int(counts[0]) < self.shots
         support, query = order[is_support], order[~is_support]
         return {
-            "support": images[support],
+            "support": examples[support],
             "support_labels": labels[support],
-            "query": images[query],
+            "query": examples[query],
             "query_labels": labels[query],
         }
 
 
-class LearnToLearnStream:
+class LearnToLearnStream(Stream):
     """Train, validation and test tasks from three task sets of learn2learn, for `FewShot` problems.
 
     Args:
         train: ``learn2learn.data.Taskset`` of the training tasks.
         validation: of the validation tasks.
         test: of the test tasks.
-        shots: images of each class to adapt on; the rest are to judge on.
+        shots: examples of each class to adapt on; the rest are to judge on.
         lengths: how many tasks of each.
         seed: of the training tasks; the others do not depend on it.
     """
 
-    problem_type: ClassVar[type[FewShot]] = FewShot
-    metric: ClassVar[str] = "accuracy"
+    metric = Metric("accuracy", higher_is_better=True)
+    problem_type = FewShot
+    network_type = CNN4
+    decided = DECIDED
+    train: LearnToLearnTasks
 
     def __init__(
         self,
@@ -86,15 +91,9 @@ class LearnToLearnStream:
         self.validation = LearnToLearnTasks(validation, shots, lengths[1], ("validation",))
         self.test = LearnToLearnTasks(test, shots, lengths[2], ("test",))
 
-    def problem(self, **settings: Any) -> FewShot:
-        """The problem that these tasks belong to."""
+    def facts(self) -> dict[str, Any]:
         task = self.train[0]
-        _, channels, _, size = task["support"].shape
-        return FewShot(int(task["support_labels"].max()) + 1, channels, size, **settings)
-
-    def initial_outer(self, problem: FewShot, seed: int) -> Tensor:
-        """λ_1."""
-        return problem.initial_outer(seed)
+        return facts_of(int(task["support_labels"].max()) + 1, task["support"].shape[1:])
 
 
 @contextmanager

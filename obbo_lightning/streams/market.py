@@ -2,14 +2,13 @@
 
 import warnings
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import polars as pl
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.problem import Task
+from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of, positive
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
@@ -24,6 +23,7 @@ from obbo_lightning.streams.market_data import (
     series_of,
     simulate_market,
 )
+from obbo_lightning.streams.stream import Metric, Stream
 from obbo_lightning.streams.tasks import TaskSequence
 
 SIMULATED = 40
@@ -47,7 +47,7 @@ class RollingSubsets(TaskSequence):
         return spline_task(self.values[t : t + len(self.training)].T, training=self.training, standardise=True)
 
 
-class MarketStream:
+class MarketStream(Stream):
     """A smoothing spline's weight for each event, on the prices that lead to it; judged on the prices that follow.
 
     Round t sees the observations [t, t + subset) of the ``subset + subsets`` that end with the event's bar. Afterwards
@@ -71,8 +71,10 @@ class MarketStream:
         seed: of the random validation and of simulated prices.
     """
 
-    problem_type: ClassVar[type[SmoothingSpline]] = SmoothingSpline
-    metric: ClassVar[str] = "mse"
+    metric = Metric("mse", higher_is_better=False)
+    problem_type = SmoothingSpline
+    may_differ = ("start",)
+    lanes: pl.DataFrame
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class MarketStream:
         positive("data.threshold", threshold)
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
-        self.start = positive("data.start", start)
+        self._first = positive("data.start", start)
         training = training_mask(subset, validation, stride, offset, seed)
         before = subset + subsets
         source, event_source = (
@@ -123,18 +125,13 @@ class MarketStream:
         raw, chosen, self.skipped = _cut_all(table, named, (source, event_source), before, horizon, on_bad_event)
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
         self.train = RollingSubsets(values, training, subsets)
-        self.validation = [spline_task(values[subsets:before].T, training=training, standardise=True)]
-        after = torch.arange(subset + horizon) < subset
-        self.test = [spline_task(values[subsets:].T, training=after, standardise=True)]
+        self.validation = RollingSubsets(values[subsets:], training, 1)
+        self.test = RollingSubsets(values[subsets:], torch.arange(subset + horizon) < subset, 1)
         self.lanes = chosen.with_columns(naive_mse=pl.Series(_naive(self.test[0]).tolist()))
 
-    def problem(self) -> SmoothingSpline:
-        """The problem that these tasks belong to."""
-        return SmoothingSpline()
-
-    def initial_outer(self, problem: SmoothingSpline, seed: int) -> Tensor:
-        """λ_1."""
-        return torch.full((len(self.lanes), 1), self.start, dtype=torch.float64)
+    def start(self, problem: Problem, seed: int) -> Tensor:
+        """λ_1, the same for every event."""
+        return torch.full((len(self.lanes), 1), self._first, dtype=torch.float64)
 
 
 def training_mask(subset: int, validation: str, stride: int, offset: int, seed: int) -> Tensor:

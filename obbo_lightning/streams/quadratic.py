@@ -1,17 +1,18 @@
 """Quadratic tasks that drift ever more slowly, with their variation known in closed form."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from obbo_lightning.core.domains import L2Ball
-from obbo_lightning.core.problem import Task
+from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, nonnegative
 from obbo_lightning.problems.quadratic import Quadratic
-from obbo_lightning.streams.tasks import TaskSequence
+from obbo_lightning.streams.stream import Stream
+from obbo_lightning.streams.tasks import Tasks, TaskSequence
 
 
 class Variation(NamedTuple):
@@ -134,7 +135,7 @@ class QuadraticStream(TaskSequence):
         return vector / vector.norm()
 
 
-class QuadraticData:
+class QuadraticData(Stream):
     """A quadratic stream as ``--data quadratic``: exact regret, and test tasks from far down the same stream.
 
     Args:
@@ -147,8 +148,11 @@ class QuadraticData:
         seed: of everything.
     """
 
-    metric = "loss"
+    problem_type = Quadratic
+    decided = ("inner_matrix", "coupling", "ridge", "noise")
+    rates_over = "condition_number"
     FAR = 1_000_000
+    train: QuadraticStream
 
     def __init__(
         self,
@@ -163,13 +167,12 @@ class QuadraticData:
         self.train = QuadraticStream(
             condition_number, self.FAR, 1, outer_dim, inner_dim, drift, noise, radius, seed, torch.float64
         )
-        self.validation = [self.train.task(self.FAR + t) for t in range(600)]
-        self.test = [self.train.task(2 * self.FAR + t) for t in range(600)]
+        self.validation = Tasks(lambda t: self.train.task(self.FAR + t), 600)
+        self.test = Tasks(lambda t: self.train.task(2 * self.FAR + t), 600)
 
-    def problem(self) -> Quadratic:
-        """The problem that these tasks belong to."""
-        return self.train.problem
+    def facts(self) -> dict[str, Any]:
+        return {name: getattr(self.train.problem, name) for name in self.decided}
 
-    def initial_outer(self, problem: Quadratic, seed: int) -> Tensor:
+    def start(self, problem: Problem, seed: int) -> Tensor:
         """λ_1 = 0."""
         return self.train.initial_outer()

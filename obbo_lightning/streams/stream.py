@@ -3,9 +3,10 @@
 import inspect
 from abc import ABC
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.recipes import Part
@@ -35,6 +36,7 @@ class Stream(Part, ABC):
     Attributes:
         metric: what test tasks and rounds are scored by, with its direction.
         problem_type: what is learned from the tasks, unless ``--problem`` names something else.
+        network_type: what network is adapted in a problem that takes one, unless ``--problem.network`` names another.
         decided: which arguments of a problem or a network are not the user's to choose, because the tasks decide them;
             `facts` has their values.
         may_differ: settings of the stream in which runs may differ and still be compared.
@@ -50,6 +52,7 @@ class Stream(Part, ABC):
 
     metric: Metric = Metric()
     problem_type: ClassVar[type[Problem] | None] = None
+    network_type: ClassVar[type[nn.Module] | None] = None
     decided: ClassVar[tuple[str, ...]] = ()
     may_differ: ClassVar[tuple[str, ...]] = ()
     rates_over: ClassVar[str | None] = None
@@ -65,11 +68,14 @@ class Stream(Part, ABC):
         return {}
 
     def problem(self, problem_type: type[Problem] | None = None, **settings: Any) -> Problem:
-        """The problem that these tasks pose."""
+        """The problem that these tasks pose; a network that is still to be made is told what the tasks decide of it."""
         made = problem_type or self.problem_type
         if made is None:
             raise ValueError(f"problem must be given for {type(self).__name__}, which has none of its own, got none")
         taken = inspect.signature(made).parameters
+        if "network" in taken:
+            network = settings.get("network") or self.network_type or taken["network"].default
+            settings["network"] = self._fitting(network)
         return made(**{name: value for name, value in self.facts().items() if name in taken} | settings)
 
     def start(self, problem: Problem, seed: int) -> Tensor:
@@ -78,3 +84,16 @@ class Stream(Part, ABC):
         if outer is None:
             raise ValueError(f"{type(self).__name__} must say where λ starts, got none: it needs a method start")
         return outer
+
+    def _fitting(self, network: Any) -> Any:
+        """A network, or its class with those of the facts that it takes and that were not given to it."""
+        if isinstance(network, nn.Module) or not callable(network):
+            return network
+        given = network.keywords if isinstance(network, partial) else {}
+        taken = inspect.signature(network).parameters
+        facts = {name: value for name, value in self.facts().items() if name in taken and name not in given}
+        for name, value in facts.items():
+            if value is None:
+                called = getattr(getattr(network, "func", network), "__name__", network)
+                raise ValueError(f"problem.network must do without {name}, which these tasks have not, got {called}")
+        return partial(network, **facts)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.validation import at_least, nonnegative, one_of
-from obbo_lightning.streams.few_shot import FewShotStream
+from obbo_lightning.streams.few_shot import Drawing, FewShotStream
 
 CLASSES = 100
 
@@ -47,6 +47,11 @@ class DrawnClasses:
         self._texture = torch.nn.functional.one_hot(kind, 4).float()  # stripes, checks, rings, strokes
         hue = 2 * math.pi * ((7 * classes) % CLASSES) / CLASSES
         self._colour = 0.5 + 0.3 * torch.stack([hue.cos(), (hue - 2.1).cos(), (hue + 2.1).cos()], dim=-1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image."""
+        return self.channels, self.image_size, self.image_size
 
     def smallest(self, classes: Sequence[int]) -> int | None:
         """There is no end of them."""
@@ -128,13 +133,7 @@ class SyntheticStream(FewShotStream):
         super().__init__(
             DrawnClasses(image_size, channels, noise),
             splits,
-            [c // 5 for c in range(CLASSES)],
-            channels,
-            image_size,
-            ways,
-            shots,
-            queries,
-            order,
-            period,
+            Drawing(ways, shots, queries, order, period),
             seed,
+            {c: c // 5 for c in range(CLASSES)},
         )

@@ -5,7 +5,6 @@ import torch
 from toy import F64, SIX, Nonlinear, toy_point, toy_task
 
 from obbo_lightning import (
-    ALGORITHMS,
     L1,
     OBBO,
     SGDM,
@@ -25,21 +24,22 @@ from obbo_lightning import (
     StochasticNeumann,
     TaskWindow,
     Unrolled,
-    make_algorithm,
+    names_of,
     online,
+    part,
 )
 from obbo_lightning.checks import check_algorithm
 from obbo_lightning.core.memory import HypergradientWindow
 from obbo_lightning.core.optimizer import BregmanRule
 from obbo_lightning.core.regularizers import NoRegularizer
-from obbo_lightning.streams import QuadraticStream
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 INNER = GradientDescent(steps=3, lr=0.5)
 
 
 def test_the_registry_has_the_six_and_learn2learns_two():
     assert SIX == ["adam", "oagd", "obbo", "sgdm", "sobbo", "sobow"]
-    assert sorted(ALGORITHMS) == sorted([*SIX, "maml", "anil"])
+    assert sorted(names_of("algorithm")) == sorted([*SIX, "maml", "anil"])
 
 
 @pytest.mark.parametrize("name", SIX)
@@ -51,9 +51,9 @@ def test_the_registry_has_the_six_and_learn2learns_two():
 def test_algorithm_contract(name, settings):
     if "window" in settings and name in ("adam", "sgdm"):
         with pytest.raises(TypeError, match="window"):
-            ALGORITHMS[name](**settings)
+            part("algorithm", name)(**settings)
         return
-    check_algorithm(ALGORITHMS[name], lr=1e-2, **settings)
+    check_algorithm(part("algorithm", name), lr=1e-2, **settings)
 
 
 class Forgetful(Algorithm):
@@ -220,26 +220,16 @@ def test_torch_rules_are_projected_on_every_domain(cls, domain):
         assert domain.contains(played.step.outer).all()
 
 
-def test_a_users_algorithm_is_registered_once(monkeypatch):
-    from obbo_lightning.algorithms import registry
-
-    monkeypatch.setattr(registry, "ALGORITHMS", dict(ALGORITHMS))
-    registry.register("mine")(OBBO)
-    assert isinstance(registry.make_algorithm("mine"), OBBO)
-    with pytest.raises(ValueError, match="'mine'"):
-        registry.register("mine")(OBBO)
-
-
 def test_algorithms_can_be_pickled():
     import pickle
 
     for name in SIX:
-        again = pickle.loads(pickle.dumps(make_algorithm(name)))
-        assert type(again) is ALGORITHMS[name]
+        again = pickle.loads(pickle.dumps(part("algorithm", name)()))
+        assert type(again) is part("algorithm", name)
 
 
 def test_oagd_keeps_tasks_and_the_others_do_not():
-    assert {n for n in SIX if isinstance(ALGORITHMS[n]().memory(), TaskWindow)} == {"oagd"}
+    assert {n for n in SIX if isinstance(part("algorithm", n)().memory(), TaskWindow)} == {"oagd"}
 
 
 def test_single_precision_and_double_precision_agree():

@@ -26,7 +26,7 @@ needs_learn2learn = pytest.mark.skipif(
     reason="learn2learn is not installed: docker/install-learn2learn",
 )
 SMALL = {"image_size": 16, "ways": 3, "shots": 2, "queries": 3}
-FAST = ["--rounds", "3", "--evaluation.tasks", "2", "--problem.filters", "4", "--algorithm.inner.steps", "2"]
+FAST = ["--rounds", "3", "--evaluation.tasks", "2", "--problem.network.filters", "4", "--algorithm.inner.steps", "2"]
 
 
 def double(task):

@@ -35,11 +35,11 @@ from obbo_lightning import (
     StochasticNeumann,
     Unrolled,
     generalized_gradient,
-    make_algorithm,
     online,
+    part,
 )
-from obbo_lightning.problems import Quadratic
-from obbo_lightning.streams import QuadraticStream
+from obbo_lightning.problems.quadratic import Quadratic
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 
 def parameter(*values):
@@ -102,7 +102,6 @@ CASES = {
         lambda: generalized_gradient(NegativeEntropy(), torch.ones(1, 1), torch.ones(1, 1), lr=0.1),
         "is not supported; these are",
     ),
-    "unknown setting": (lambda: make_algorithm("obbo", windw=3), "got 'windw'; did you mean 'window'?"),
     "hypergradient shape": (
         lambda: OuterStep(parameter(1.0), OBBO())(torch.ones(1, 2, 1)),
         "hypergradients must have shape [solved, 1, 1], got (1, 2, 1)",
@@ -131,8 +130,9 @@ CASES = {
     "triple": (lambda: OBBO(geometry=Burg(), domain=Nonnegative()), "Burg: every regularizer; Box with lower >= 0 and"),
     "adam h": (lambda: Adam(regularizer=L1(0.1)), "regularizer must be none for an outer rule of torch.optim"),
     "name": (
-        lambda: make_algorithm("obo"),
-        "algorithm must be one of adam, maml, anil, oagd, obbo, sgdm, sobbo, sobow, got 'obo'; did you mean 'obbo'?",
+        lambda: part("algorithm", "obo"),
+        "algorithm must be one of obbo, sobbo, sobow, oagd, adam, sgdm, maml, anil, or yours as package.module.Class "
+        "or file.py:Class, got 'obo'; did you mean 'obbo'?",
     ),
     "start outside": (
         lambda: BregmanProx([parameter(3.0, 4.0)], 0.1, domain=L2Ball(1.0)),

@@ -24,7 +24,7 @@ from obbo_lightning import (
 )
 from obbo_lightning.checks.differences import central_difference
 from obbo_lightning.core.oracle import Oracle
-from obbo_lightning.streams import QuadraticStream
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 
 def descend_by_hand(problem, outer, start, task, steps, lr):

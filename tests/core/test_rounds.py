@@ -22,7 +22,7 @@ from obbo_lightning import (
     play,
 )
 from obbo_lightning.core.share import Share
-from obbo_lightning.streams import QuadraticStream
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 
 class Watching(Problem):
@@ -58,7 +58,7 @@ def test_oagd_solves_the_last_w_tasks_in_order_at_the_current_outer_variable():
         assert [name for name, _ in met] == names[max(0, t - 2) : t + 1]
         assert all(torch.equal(where, outer) for _, where in met)
         outer = played.step.outer
-        assert played.calls["gradients"] == len(met) * played.estimate.calls["gradients"]
+        assert played.calls["gradients"] == len(met) * played.estimates[0].calls["gradients"]
 
 
 def test_oagd_is_its_definition():
@@ -133,7 +133,7 @@ def test_the_loss_of_a_round_is_judged_before_it_is_learned_from():
     outer = stream.initial_outer()
     for t, played in enumerate(online(stream.problem, algorithm, stream, outer)):
         expected = stream.problem.outer_loss(outer, stream.problem.solution(outer, stream[t]), stream[t])
-        assert torch.allclose(played.estimate.loss, expected, rtol=1e-14)
+        assert torch.allclose(played.loss, expected, rtol=1e-14)
         outer = played.step.outer
 
 
@@ -180,36 +180,62 @@ def test_the_yardstick_does_not_depend_on_the_algorithms_window():
     assert torch.equal(*regrets)
 
 
-def test_the_reduction_over_ranks_comes_first():
-    step = step_of(OBBO(lr=1.0, window=1, geometry=Euclidean()), torch.zeros(1, 1), share=Share(total=lambda h: h / 2))
-    record = step(torch.full((1, 1, 1), 8.0))
-    assert float(record.hypergradient) == 4.0
-    assert float(record.outer) == -4.0
+class Slope(Problem):
+    """F_t(λ) = ⟨task, λ⟩ a lane: its hypergradient is the task."""
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        return inner.square().sum(-1)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        return (task["slope"] * outer).sum(-1)
+
+    def hypergradient(self, outer, task):
+        return task["slope"], torch.zeros_like(outer)
+
+    def scores(self, outer, inner, task):
+        return {"score": task["slope"].sum(-1)}
 
 
-def test_what_is_not_finite_after_the_reduction_is_skipped_by_every_rank():
-    def from_another_rank(hypergradients):
-        return hypergradients + torch.tensor([[0.0], [torch.nan]], dtype=F64)
-
-    algorithm = OBBO(lr=1.0, window=1, geometry=Euclidean())
-    step = step_of(algorithm, torch.zeros(2, 1, dtype=F64), share=Share(total=from_another_rank), on_nonfinite="skip")
-    record = step(torch.ones(1, 2, 1, dtype=F64))
-    assert record.skipped.tolist() == [False, True]
-    assert record.outer.tolist() == [[-1.0], [0.0]]
+def played_with(total, slope, **options):
+    """One round whose sums over processes ``total`` makes; w_R = 1."""
+    algorithm = OBBO(lr=1.0, window=1, geometry=Euclidean(), hypergradient=ClosedForm())
+    step = step_of(algorithm, torch.zeros_like(slope), regret_window=1, **options)
+    return play(Slope(), algorithm, step, {"slope": slope}, Warm(), Key(), Share(total=total))
 
 
-def test_the_exact_regret_is_reduced_too_and_survives_a_skipped_round():
-    step = step_of(
-        OBBO(window=1),
-        torch.zeros(2, 1, dtype=F64),
-        share=Share(total=lambda h: 2 * h),
-        on_nonfinite="skip",
-        regret_window=1,
-    )
+def test_everything_of_a_round_is_summed_over_processes_in_one_message():
+    messages = []
+
+    def half(values):
+        messages.append(values)
+        return values / 2
+
+    played = played_with(half, torch.full((1, 1), 8.0))
+    assert len(messages) == 1
+    assert float(played.step.hypergradient) == 4.0
+    assert float(played.step.outer) == -4.0
+    assert float(played.scores["score"]) == 4.0
+    assert played.step.regret["exact"].tolist() == [16.0]
+    assert played.step.hypergradient_error.tolist() == [0.0]
+
+
+def test_what_is_not_finite_in_another_process_is_skipped_in_every_one():
+    def from_another_rank(values):
+        poison = torch.zeros_like(values)
+        poison[1] = torch.nan  # the second lane's hypergradient comes second
+        return values + poison
+
+    played = played_with(from_another_rank, torch.ones(2, 1, dtype=F64), on_nonfinite="skip")
+    assert played.step.skipped.tolist() == [False, True]
+    assert played.step.outer.tolist() == [[-1.0], [0.0]]
+
+
+def test_the_exact_regret_survives_a_round_in_which_it_is_not_finite():
+    step = step_of(OBBO(window=1), torch.zeros(2, 1, dtype=F64), on_nonfinite="skip", regret_window=1)
     step(torch.ones(1, 2, 1, dtype=F64), exact=torch.tensor([[torch.nan], [1.0]], dtype=F64))
     record = step(torch.ones(1, 2, 1, dtype=F64), exact=torch.tensor([[3.0], [1.0]], dtype=F64))
-    assert record.regret["exact"].tolist() == [36.0, 8.0]
-    assert record.hypergradient_error.tolist() == [4.0, 0.0]
+    assert record.regret["exact"].tolist() == [9.0, 2.0]
+    assert record.hypergradient_error.tolist() == [2.0, 0.0]
 
 
 def test_a_past_task_that_is_not_finite_counts_as_skipped():
@@ -290,7 +316,7 @@ def test_a_lane_that_blew_up_starts_again_from_where_it_was():
     algorithm = SOBOW(lr=1e-3, inner=INNER, hypergradient=ConjugateGradient(3, warm_start=True))
     rounds = list(online(stream.problem, algorithm, tasks, stream.initial_outer(), on_nonfinite="skip"))
     assert [r.step.skipped.tolist() for r in rounds] == [[False, False], [True, False], [False, False], [False, False]]
-    before, after = rounds[0].estimate.warm, rounds[1].estimate.warm
+    before, after = rounds[0].estimates[0].warm, rounds[1].estimates[0].warm
     assert torch.equal(after.inner[0], before.inner[0])
     assert torch.equal(after.solve[0], before.solve[0])
 
@@ -300,7 +326,7 @@ def test_a_fixed_point_that_does_not_contract_is_warned_about():
     algorithm = OBBO(lr=1e-3, hypergradient=FixedPoint(8, lr=3.0), inner=INNER)  # η‖∇²g‖ = 3 > 2
     with pytest.warns(RuntimeWarning, match=r"does not contract.*smaller inner.lr"):
         played = next(online(stream.problem, algorithm, stream, stream.initial_outer()))
-    assert float(played.estimate.residual) > 1
+    assert float(played.residual) > 1
     overflowing = OBBO(lr=1e-3, hypergradient=FixedPoint(600, lr=1e3), inner=INNER)
     with pytest.warns(RuntimeWarning, match="does not contract"):
         next(online(stream.problem, overflowing, stream, stream.initial_outer(), on_nonfinite="skip"))
@@ -312,7 +338,7 @@ def test_hypergradient_error_and_exact_regret_are_measured_against_the_truth():
     outer, total, window = stream.initial_outer(), 0.0, HypergradientWindow(3)
     for t, played in enumerate(online(stream.problem, algorithm, stream, outer, regret_window=3)):
         truth, _ = stream.problem.hypergradient(outer, stream[t])
-        error = (played.estimate.hypergradient - truth).norm(dim=-1)
+        error = (played.estimates[0].hypergradient - truth).norm(dim=-1)
         assert torch.allclose(played.step.hypergradient_error, error, rtol=1e-12)
         total += float(window.push(truth).square().sum())
         outer = played.step.outer
@@ -326,7 +352,7 @@ def test_problems_without_a_closed_form_report_no_exact_regret():
     played = next(online(Proximal(), algorithm, [task], toy_point()))
     assert played.step.hypergradient_error is None
     assert played.step.regret["exact"] is None
-    assert played.estimate.warm == Warm()  # nothing is carried that nobody will use
+    assert played.estimates[0].warm == Warm()  # nothing is carried that nobody will use
 
 
 def test_a_parameter_is_updated_in_place_and_a_tensor_is_left_alone():
@@ -345,7 +371,7 @@ def test_a_round_can_be_played_by_hand():
     algorithm = SOBOW(lr=0.01, inner=INNER)
     step, warm = OuterStep(torch.nn.Parameter(stream.initial_outer()), algorithm), Warm()
     for t, task in enumerate(stream):
-        warm = play(stream.problem, algorithm, step, task, warm, Key(0, t)).estimate.warm
+        warm = play(stream.problem, algorithm, step, task, warm, Key(0, t)).warms[0]
     whole = list(online(stream.problem, algorithm, stream, stream.initial_outer()))[-1]
     assert torch.equal(step.outer.detach(), whole.step.outer)
 
@@ -354,7 +380,7 @@ def test_both_losses_of_a_round_are_those_before_the_outer_variable_moved():
     stream = QuadraticStream(rounds=4, lanes=2)
     outer = stream.initial_outer()
     for t, played in enumerate(online(stream.problem, OBBO(lr=0.1, window=2, inner=INNER), stream, outer)):
-        inner = played.estimate.inner
+        inner = played.estimates[0].inner
         assert torch.equal(played.inner_loss, stream.problem.inner_loss(outer, inner, stream[t]))
-        assert torch.equal(played.estimate.loss, stream.problem.outer_loss(outer, inner, stream[t]))
+        assert torch.equal(played.loss, stream.problem.outer_loss(outer, inner, stream[t]))
         outer = played.step.outer

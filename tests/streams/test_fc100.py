@@ -203,7 +203,7 @@ def test_drift_moves_through_the_superclasses_of_fc100(root):
 @pytest.mark.parametrize("algorithm", SIX)
 def test_every_algorithm_runs_with_the_papers_config_on_small_files(root, tmp_path, algorithm):
     flags = ["--config", str(CONFIG), "--data.root", str(root), "--algorithm", algorithm, "--rounds", "2"]
-    flags += ["--problem.filters", "4", "--algorithm.inner.steps", "2", "--evaluation.tasks", "2"]
+    flags += ["--problem.network.filters", "4", "--algorithm.inner.steps", "2", "--evaluation.tasks", "2"]
     assert cli.main(["fit", *flags, "--output", str(tmp_path / "runs")]) == 0
     (run,) = (tmp_path / "runs" / "fc100").iterdir()
     assert json.loads((run / "summary.json").read_text())["test_tasks"] == 2
@@ -219,7 +219,7 @@ def test_real_rounds(algorithm, tmp_path, monkeypatch):
     rounds = 5 if algorithm == "oagd" else 30
     flags = ["--config", str(CONFIG), "--data.root", str(REAL), "--algorithm", algorithm, "--rounds", str(rounds)]
     try:
-        assert cli.main(["fit", *flags, "--evaluation.tasks", "2", "--problem.filters", "32"]) == 0
+        assert cli.main(["fit", *flags, "--evaluation.tasks", "2", "--problem.network.filters", "32"]) == 0
     finally:
         torch.set_num_threads(1)
     (run,) = (tmp_path / "runs" / "fc100").iterdir()

@@ -8,7 +8,7 @@ from PIL import Image
 from obbo_lightning import cli
 from obbo_lightning.streams.images import ImageFolderStream, divide
 
-FAST = ["--rounds", "2", "--evaluation.tasks", "2", "--problem.filters", "4", "--algorithm.inner.steps", "2"]
+FAST = ["--rounds", "2", "--evaluation.tasks", "2", "--problem.network.filters", "4", "--algorithm.inner.steps", "2"]
 
 
 def pictures(rng, count, height=20, width=20, channels=3):

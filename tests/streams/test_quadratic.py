@@ -18,8 +18,8 @@ from obbo_lightning import (
     online,
 )
 from obbo_lightning.checks import check_problem
-from obbo_lightning.problems import Quadratic
-from obbo_lightning.streams import QuadraticStream
+from obbo_lightning.problems.quadratic import Quadratic
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import torch
 from toy import SIX
 
-from obbo_lightning import ALGORITHMS, OAGD, OBBO, SOBBO, AdaptiveDiagonal, Euclidean, cli
+from obbo_lightning import OAGD, OBBO, SOBBO, AdaptiveDiagonal, Euclidean, cli
 from obbo_lightning.core.estimates import estimate
 from obbo_lightning.core.hypergradients import ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
 from obbo_lightning.core.inner import GradientDescent
@@ -22,13 +22,13 @@ from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.rounds import online, play
 from obbo_lightning.core.share import Share, lanes_of
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.streams import QuadraticStream
+from obbo_lightning.streams.quadratic import QuadraticStream
 from obbo_lightning.streams.synthetic import SyntheticStream
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 F64 = torch.float64
 HERE = Path(__file__).parent
-SMALL = ["--rounds", "20", "--problem.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "3"]
+SMALL = ["--rounds", "20", "--problem.network.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "3"]
 SMALL += [
     "--evaluation.every",
     "10",
@@ -87,16 +87,16 @@ def test_side_by_side_equals_the_loop(hypergradient):
     found = []
     for together in (False, True):
         outer = torch.nn.Parameter(problem.initial_outer(0).to(F64))
-        step = OuterStep(outer, algorithm, share=Share(side_by_side=together))
+        step = OuterStep(outer, algorithm)
         warms = [Warm() for _ in tasks]
         for t in range(2):
-            played = play(problem, algorithm, step, tasks, warms, Key(0, t))
+            played = play(problem, algorithm, step, tasks, warms, Key(0, t), Share(side_by_side=together))
             warms = played.warms
         found.append(played)
     loop, vmap = found
     assert torch.allclose(loop.step.hypergradient, vmap.step.hypergradient, rtol=1e-10, atol=1e-12)
     assert torch.allclose(loop.step.outer, vmap.step.outer, rtol=1e-10, atol=1e-10)
-    assert torch.allclose(loop.estimate.loss, vmap.estimate.loss, rtol=1e-10)
+    assert torch.allclose(loop.loss, vmap.loss, rtol=1e-10)
     assert torch.allclose(loop.inner_loss, vmap.inner_loss, rtol=1e-10)
     assert loop.scores["accuracy"] == vmap.scores["accuracy"]
     assert loop.calls == vmap.calls
@@ -116,10 +116,10 @@ def test_a_gpu_gives_what_the_cpu_gives(tmp_path):
 
 
 def test_what_samples_is_never_solved_side_by_side():
-    assert OBBO(inner=GradientDescent(), geometry=AdaptiveDiagonal()).side_by_side
-    assert not SOBBO().side_by_side
-    assert not OBBO(inner=GradientDescent(batch_size=3)).side_by_side
-    assert not OBBO(hypergradient=StochasticNeumann(3, 1.0)).side_by_side
+    assert OBBO(inner=GradientDescent(), geometry=AdaptiveDiagonal()).takes_lanes
+    assert not SOBBO().takes_lanes
+    assert not OBBO(inner=GradientDescent(batch_size=3)).takes_lanes
+    assert not OBBO(hypergradient=StochasticNeumann(3, 1.0)).takes_lanes
     tasks = tasks_of(2)
     problem = FewShot(image_size=16, filters=2)
     algorithm = SOBBO(
@@ -128,10 +128,11 @@ def test_what_samples_is_never_solved_side_by_side():
     )
     outcomes = []
     for together in (False, True):
-        step = OuterStep(
-            torch.nn.Parameter(problem.initial_outer(0).to(F64)), algorithm, share=Share(side_by_side=together)
+        step, share = (
+            OuterStep(torch.nn.Parameter(problem.initial_outer(0).to(F64)), algorithm),
+            Share(side_by_side=together),
         )
-        outcomes.append(play(problem, algorithm, step, tasks, [Warm(), Warm()], Key()).step.outer)
+        outcomes.append(play(problem, algorithm, step, tasks, [Warm(), Warm()], Key(), share).step.outer)
     assert torch.equal(*outcomes)
 
 
@@ -158,17 +159,17 @@ def test_lanes_that_are_divided_give_the_same_sum(algorithm):
         befores = [o.detach().clone() for o in outers]
         kept = [[], []]
         for rank, step in enumerate(steps):  # first what each would send …
-            step.share = Share(first=0, tasks=1, lanes=parts[rank], total=recorder(rank))
-            play(stream.problem, algorithm, step, stream[t], warms[rank], Key(0, t))
+            share = Share(first=0, tasks=1, lanes=parts[rank], total=recorder(rank))
+            play(stream.problem, algorithm, step, stream[t], warms[rank], Key(0, t), share)
         sums = [a + b for a, b in zip(*kept, strict=True)]
         for rank, step in enumerate(steps):  # … then the round again, with the sum
             step.load_state_dict(states[rank])
             outers[rank].data.copy_(befores[rank])
-            step.share = Share(first=0, tasks=1, lanes=parts[rank], total=replayer(list(sums)))
-            played = play(stream.problem, algorithm, step, stream[t], warms[rank], Key(0, t))
+            share = Share(first=0, tasks=1, lanes=parts[rank], total=replayer(list(sums)))
+            played = play(stream.problem, algorithm, step, stream[t], warms[rank], Key(0, t), share)
             warms[rank] = played.warms[0]
             assert torch.equal(played.step.outer, whole[t].step.outer)
-            assert torch.equal(played.estimate.loss, whole[t].estimate.loss)
+            assert torch.equal(played.loss, whole[t].loss)
             assert torch.equal(played.step.regret["exact"], whole[t].step.regret["exact"])
             assert played.calls == whole[t].calls
             mine = warms[rank].inner[parts[rank]]
@@ -303,4 +304,3 @@ def test_a_signal_to_one_rank_stops_all_of_them_after_the_same_round(tmp_path):
 
 def test_all_algorithms_are_among_the_jobs():
     assert set(SIX) <= set(JOBS)
-    assert set(SIX) <= set(ALGORITHMS)

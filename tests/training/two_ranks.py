@@ -15,7 +15,7 @@ from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.rounds import play
 from obbo_lightning.core.share import Share
-from obbo_lightning.streams import QuadraticStream
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 
 def total(values):
@@ -29,15 +29,14 @@ def meet_nan(folder):
     rank = distributed.get_rank()
     stream = QuadraticStream(rounds=8, inner_dim=4, outer_dim=2)
     algorithm = OBBO(lr=0.01, window=2, geometry=Euclidean(), inner=GradientDescent(steps=5, lr=0.5))
-    step = OuterStep(
-        Parameter(stream.initial_outer()), algorithm, on_nonfinite="skip", share=Share(first=rank, tasks=2, total=total)
-    )
+    step = OuterStep(Parameter(stream.initial_outer()), algorithm, on_nonfinite="skip")
+    share = Share(first=rank, tasks=2, total=total)
     warms, seen = [Warm()], []
     for t in range(4):
         task = stream[2 * t + rank]
         if t == 1 and rank == 1:
             task = {name: values * torch.nan for name, values in task.items()}
-        played = play(stream.problem, algorithm, step, [task], warms, Key(0, t))
+        played = play(stream.problem, algorithm, step, [task], warms, Key(0, t), share)
         warms = played.warms
         seen.append({"skipped": played.step.skipped.tolist(), "outer": played.step.outer.tolist()})
     (folder / f"nan-{rank}.json").write_text(json.dumps(seen))

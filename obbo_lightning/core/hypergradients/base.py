@@ -46,8 +46,9 @@ class Estimator(Part, ABC):
     takes_lanes = True
     """Whether it works for any number of lanes."""
 
-    def require_fit(self, problem: Problem) -> None:  # noqa: B027 most ask for nothing
-        """Refuse, before the first round, a problem that lacks what this estimator asks for."""
+    def require_fit(self, problem: Problem, solver: InnerSolver) -> None:
+        """Refuse, before the first round, a problem or an inner solver that lacks what this estimator asks for."""
+        solver.require_fit(problem)
 
     @abstractmethod
     def __call__(

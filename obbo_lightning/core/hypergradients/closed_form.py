@@ -8,6 +8,7 @@ from torch import Tensor
 from obbo_lightning.core.hypergradients.base import Estimator, Hypergradient
 from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.oracle import Oracle, require_shape
+from obbo_lightning.core.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -16,14 +17,16 @@ class ClosedForm(Estimator):
 
     exact = True
 
+    def require_fit(self, problem: Problem, solver: InnerSolver) -> None:
+        if not problem.knows("hypergradient"):
+            raise ValueError(f"hypergradient 'ClosedForm' needs a closed form, and {type(problem).__name__} has none")
+
     def __call__(
         self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, solve: Tensor | None
     ) -> Hypergradient:
+        self.require_fit(oracle.problem, solver)
         exact = oracle.problem.hypergradient(oracle.outer.detach(), oracle.task)
-        if exact is None:
-            raise ValueError(
-                f"hypergradient 'ClosedForm' needs a closed form, and {type(oracle.problem).__name__} has none"
-            )
+        assert exact is not None
         value, solution = exact
         require_shape(oracle.problem, "hypergradient", value, oracle.outer.shape)
         loss = oracle.outer_loss(solution)

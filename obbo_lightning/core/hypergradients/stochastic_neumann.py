@@ -9,6 +9,7 @@ from torch import Tensor
 from obbo_lightning.core.hypergradients.base import Hypergradient, ImplicitEstimator, relative_norm
 from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.oracle import Oracle, require_shape
+from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.validation import at_least, positive
 
 
@@ -38,6 +39,17 @@ class StochasticNeumann(ImplicitEstimator):
         if self.batch_size is not None:
             at_least("hypergradient.batch_size", self.batch_size, 1)
 
+    def require_fit(self, problem: Problem, solver: InnerSolver) -> None:
+        super().require_fit(problem, solver)
+        self._require_smoothness(problem)
+
+    def _require_smoothness(self, problem: Problem) -> None:
+        if self.smoothness is None and not problem.knows("smoothness"):
+            name = type(problem).__name__
+            raise ValueError(
+                f"hypergradient.smoothness must be given for {name}, which does not know its own, got None"
+            )
+
     def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, solve: Tensor | None) -> Hypergradient:
         smoothness = self._smoothness(oracle)
         terms = random.Random(oracle.key.seed_for("terms")).randrange(self.max_terms)
@@ -56,12 +68,9 @@ class StochasticNeumann(ImplicitEstimator):
     def _smoothness(self, oracle: Oracle) -> Tensor:
         if self.smoothness is not None:
             return torch.full_like(oracle.outer[:, :1], self.smoothness)
+        self._require_smoothness(oracle.problem)
         smoothness = oracle.problem.smoothness(oracle.outer.detach(), oracle.task)
-        if smoothness is None:
-            raise ValueError(
-                f"hypergradient.smoothness must be given for {type(oracle.problem).__name__}, which does not know its "
-                f"own, got None"
-            )
+        assert smoothness is not None
         require_shape(oracle.problem, "smoothness", smoothness, oracle.outer.shape[:1])
         if not bool((smoothness > 0).all()):
             raise ValueError(

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.hypergradients.base import Estimator, Hypergradient
-from obbo_lightning.core.inner import GradientDescent, InnerSolver
+from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,13 @@ class Unrolled(Estimator):
     Exactly the derivative of λ ↦ f_t(λ, ω^K(λ)). With ``inner.start: outer`` it also goes through ω⁰ = λ.
     """
 
+    def require_fit(self, problem: Problem, solver: InnerSolver) -> None:
+        solver.require_unrolled()
+        super().require_fit(problem, solver)
+
     def __call__(
         self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, solve: Tensor | None
     ) -> Hypergradient:
-        if not isinstance(solver, GradientDescent):
-            raise ValueError(f"hypergradient 'Unrolled' needs inner steps to go back through, got inner {solver!r}")
-        last = solver.descend(oracle, inner, differentiable=True)
-        loss, value = oracle.total_outer_gradient(last, solver.steps)
+        last, steps = solver.unroll(oracle, inner)
+        loss, value = oracle.total_outer_gradient(last, steps)
         return Hypergradient(value, last.detach(), loss, torch.zeros_like(loss))

@@ -1,0 +1,48 @@
+"""The four-block convolutional network of the few-shot literature."""
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from obbo_lightning.core.validation import at_least
+from obbo_lightning.networks.norms import norm_of_images
+
+
+class CNN4(nn.Module):
+    """Four blocks of 3x3 convolution, norm, ReLU, 2x2 max-pool; one linear layer.
+
+    With 64 filters, 3x32x32 images and 5 ways it has 114,373 parameters.
+
+    Args:
+        ways: number of classes.
+        filters: in each convolution.
+        channels: of the images.
+        image_size: side of the images, at least 16.
+        norm: ``batch`` (statistics of the batch, none kept: predictions are transductive), ``group``, ``layer`` or
+            ``none``.
+    """
+
+    def __init__(
+        self, ways: int = 5, filters: int = 64, channels: int = 3, image_size: int = 32, norm: str = "batch"
+    ) -> None:
+        super().__init__()
+        at_least("problem.network.ways", ways, 2)
+        at_least("problem.network.filters", filters, 1)
+        at_least("problem.network.channels", channels, 1)
+        at_least("problem.network.image_size", image_size, 16)
+        widths = [channels, filters, filters, filters, filters]
+        self.blocks = nn.Sequential(*(_block(a, b, norm) for a, b in pairwise(widths)))
+        self.linear = nn.Linear(filters * (image_size // 16) ** 2, ways)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``[images, ways]``."""
+        return self.linear(self.blocks(images).flatten(1))
+
+
+def _block(channels: int, filters: int, norm: str) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, filters, kernel_size=3, padding=1),
+        norm_of_images(norm, filters),
+        nn.MaxPool2d(2),
+        nn.ReLU(),  # commutes with the maximum, derivatives too, and has a quarter of the work behind it
+    )

@@ -1,0 +1,139 @@
+"""Any network as a pure function of a flat vector of its parameters."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+Factory = Callable[[], nn.Module]
+
+
+class FlatNetwork:
+    """Logits as a function of (parameters, examples) and of nothing else.
+
+    The parameters that learn are one vector. Those that do not (``requires_grad`` false) and the buffers are constants:
+    they follow the vector to its device and dtype, and a forward pass changes none of them. Modules stay in the mode,
+    training or evaluation, in which they came.
+
+    Args:
+        network: a class or function that makes a network without arguments, or a network. From the first kind
+            `initial` makes a new network for every seed; what does not learn in it is that of seed 0. The second kind
+            starts from the weights that it has.
+    """
+
+    def __init__(self, network: Factory | nn.Module) -> None:
+        self._factory = None if isinstance(network, nn.Module) else network
+        self.template = copy.deepcopy(network) if isinstance(network, nn.Module) else _made(network, seed=0)
+        if any(isinstance(p, nn.UninitializedParameter) for p in self.template.parameters()):
+            raise ValueError(f"problem.network must know the sizes of its layers, got {_name(network)} with lazy ones")
+        self._shapes = {name: p.shape for name, p in self.template.named_parameters() if p.requires_grad}
+        self.sizes = {name: shape.numel() for name, shape in self._shapes.items()}
+        if not self.sizes:
+            raise ValueError(f"problem.network must have a parameter that learns, got {_name(network)} without any")
+        self.size = sum(self.sizes.values())
+        self.random = any(_is_noisy(module) for module in self.template.modules())
+        self.transductive = any(
+            isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in self.template.modules()
+        )
+        self._noisy = forgetful(copy.deepcopy(self.template))
+        self._quiet = without_noise(copy.deepcopy(self._noisy)) if self.random else self._noisy
+        self._constants: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
+
+    def initial(self, seed: int) -> Tensor:
+        """The flat parameters ``[d]`` to start from."""
+        network = self.template if self._factory is None else _made(self._factory, seed)
+        return torch.cat([p.detach().flatten() for p in network.parameters() if p.requires_grad])
+
+    def loaded(self, flat: Tensor) -> nn.Module:
+        """An ordinary network with these parameters, and with the template's constants."""
+        network = copy.deepcopy(self.template).to(flat.device, flat.dtype)
+        network.load_state_dict(self._parameters(flat.detach()), strict=False)  # constants are there already
+        return network
+
+    def __call__(self, flat: Tensor, examples: Tensor, noise: int | None = None) -> Tensor:
+        """Logits ``[n, ways]``; dropout draws from the seed ``noise``, and is left out where that is None."""
+        state = self._parameters(flat) | self._constants_like(flat)
+        if noise is None or not self.random:
+            logits = functional_call(self._quiet, state, (examples,))
+        else:
+            with seeded(noise, flat.device):
+                logits = functional_call(self._noisy, state, (examples,))
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(examples):
+            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"problem.network must return logits [{len(examples)}, ways], got {found}")
+        return logits
+
+    def _parameters(self, flat: Tensor) -> dict[str, Tensor]:
+        pieces = flat.split(list(self.sizes.values()))
+        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
+
+    def _constants_like(self, flat: Tensor) -> dict[str, Tensor]:
+        place = (flat.device, flat.dtype)
+        if place not in self._constants:
+            frozen = {name: p.detach() for name, p in self.template.named_parameters() if not p.requires_grad}
+            self._constants[place] = {
+                name: value.to(flat.device, flat.dtype if value.is_floating_point() else value.dtype)
+                for name, value in (frozen | dict(self.template.named_buffers())).items()
+            }
+        # copies, because a module may write to its buffers
+        return {name: value.clone() for name, value in self._constants[place].items()}
+
+
+def without_noise(network: nn.Module) -> nn.Module:
+    """The same network with its dropout switched off."""
+    for module in network.modules():
+        if _is_noisy(module):
+            module.training = False  # of this module alone: .eval() would reach the modules inside of it
+    return network
+
+
+def forgetful(network: nn.Module) -> nn.Module:
+    """The same network whose norms, where they train, keep no statistics: they did not use them, they only wrote."""
+    for module in network.modules():
+        if isinstance(module, _NormBase) and module.training:
+            module.track_running_stats = False
+    return network
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's global generators of the CPU and of ``device`` at ``seed``, and afterwards where they were."""
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every GPU
+        for one in cuda:
+            with torch.cuda.device(one):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def _made(factory: Any, seed: int) -> nn.Module:
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        wanted = "a network, or a class or function that makes one without arguments"
+        raise ValueError(f"problem.network must be {wanted}, got {_name(factory)}: {error}") from None
+    with seeded(seed, torch.device("cpu")):
+        network = factory()
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"problem.network must make an nn.Module, got {_name(factory)}, which made {network!r}")
+    return network
+
+
+def _name(network: Any) -> str:
+    made = getattr(network, "func", network)  # of a partial
+    return getattr(made, "__name__", None) or type(made).__name__
+
+
+def _is_noisy(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.training and module.p > 0
+    # these two have dropout without a module for it
+    return isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.training and module.dropout > 0

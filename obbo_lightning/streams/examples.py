@@ -1,0 +1,135 @@
+"""Few-shot tasks from anybody's labelled vectors, sequences or tables: an npz, CSV or parquet file."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from obbo_lightning.networks.mlp import MLP
+from obbo_lightning.streams.classes import Division, StoredClasses
+from obbo_lightning.streams.few_shot import Drawing, FewShotStream
+
+TABLES = {".csv": "CSV", ".parquet": "parquet"}
+
+
+class ExampleStream(FewShotStream):
+    """Few-shot tasks from labelled examples of any shape; kept in memory.
+
+    Classes are divided, not examples: by the lists where they are given, and by ratio for the others. Every number of
+    an example is a feature, standardised with its mean and deviation in the training classes. The division does not
+    depend on ``seed``.
+
+    Args:
+        path: an npz file that holds ``examples`` (numbers [n, ...]) and ``labels`` (numbers or words), or a table (csv
+            or parquet) with an example a row: a column of labels, and columns of numbers.
+        label: the column of a table that has the labels.
+        ratios: shares of train, validation and test among the classes that no list names.
+        train_classes: classes to train on; None for a share of the unnamed ones. Quote names like '010', which YAML
+            takes for numbers.
+        validation_classes: the same for validation.
+        test_classes: the same for test.
+        ways: classes of a task.
+        shots: examples of each class to adapt on.
+        queries: examples of each class to be judged on.
+        order: ``iid``, or ``drift``: the mix of classes, in the order of their names, moves with the rounds.
+        period: rounds of one turn of the drift.
+        seed: of the training tasks.
+    """
+
+    network_type = MLP
+
+    def __init__(
+        self,
+        path: str,
+        label: str = "label",
+        ratios: list[float] = [0.6, 0.2, 0.2],  # noqa: B006 never changed
+        train_classes: list[str | int] | None = None,
+        validation_classes: list[str | int] | None = None,
+        test_classes: list[str | int] | None = None,
+        ways: int = 5,
+        shots: int = 5,
+        queries: int = 5,
+        order: str = "iid",
+        period: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        examples, labels = read_examples(Path(path).expanduser(), label)
+        division = Division.of(labels, ratios, (train_classes, validation_classes, test_classes))
+        super().__init__(
+            StoredClasses(_standardised(examples, division.trained), division.numbers),
+            division.splits,
+            Drawing(ways, shots, queries, order, period),
+            seed,
+        )
+        self.names = division.names
+
+
+def read_examples(path: Path, label: str) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
+    """Finite examples ``[n, …]`` and their labels ``[n]``."""
+    if path.suffix.lower() not in (".npz", *TABLES) or not path.is_file():
+        raise ValueError(f"data.path must be an npz, csv or parquet file that exists, got {str(path)!r}")
+    examples, labels = _read_npz(path) if path.suffix.lower() == ".npz" else _read_table(path, label)
+    bad = np.flatnonzero(~np.isfinite(examples).reshape(len(examples), -1).all(1))
+    if len(bad):
+        raise ValueError(f"{path}: examples must be finite numbers, got NaN or infinity in example {bad[0] + 1}")
+    return examples, labels
+
+
+def _read_npz(path: Path) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            found = {name: file[name] for name in ("examples", "labels") if name in file.files}
+    except Exception as error:  # zip, zlib and NumPy each have their own
+        raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
+    for name in ("examples", "labels"):
+        if name not in found:
+            raise ValueError(f"{path} must hold examples and labels, and has no {name}")
+    examples, labels = found["examples"], found["labels"]
+    if examples.dtype.kind not in "biuf" or examples.ndim < 2 or not examples.size:
+        raise ValueError(
+            f"{path}: examples must be numbers [n, …], and some, got {examples.dtype} {list(examples.shape)}"
+        )
+    if labels.shape != (len(examples),) or labels.dtype.kind not in "iuUS":
+        raise ValueError(
+            f"{path}: labels must be numbers or words [{len(examples)}], got {labels.dtype} {list(labels.shape)}"
+        )
+    return examples.astype(np.float64), labels
+
+
+def _read_table(path: Path, label: str) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
+    kind = TABLES[path.suffix.lower()]
+    try:
+        # A label 010 is a word; and a column may begin with whole numbers.
+        read = {"schema_overrides": {label: pl.String}, "infer_schema_length": None}
+        table = pl.read_csv(path, **read) if kind == "CSV" else pl.read_parquet(path)  # type: ignore[arg-type]
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from None
+    if label not in table.columns:
+        raise ValueError(f"data.label must be a column of {path}, which are {_listed(table.columns)}, got {label!r}")
+    features = table.drop(label)
+    if table.is_empty() or not features.columns:
+        raise ValueError(f"{path} must have rows, and columns besides {label!r}, got {list(table.shape)}")
+    words = [c for c in features.columns if not (features.schema[c].is_numeric() or features.schema[c] == pl.Boolean)]
+    if words:
+        raise ValueError(f"{path}: columns besides {label!r} must be numbers, got {_listed(words)}")
+    if not (table.schema[label].is_integer() or table.schema[label] in (pl.String, pl.Categorical, pl.Enum)):
+        raise ValueError(f"{path}: {label!r} must be whole numbers or words, got {table.schema[label]}")
+    for column in (label, *features.columns):
+        if table[column].null_count():
+            row = int(table[column].is_null().arg_true()[0]) + 1
+            raise ValueError(f"{path}, row {row}: {column!r} must be there, and is not")
+    return features.cast(pl.Float64).to_numpy(), table[label].cast(pl.String).to_numpy().astype(str)
+
+
+def _standardised(examples: NDArray[np.float64], trained: NDArray[np.bool_]) -> Tensor:
+    mean = examples[trained].mean(0)
+    deviation = examples[trained].std(0)
+    deviation[deviation <= 1e-12 * np.abs(mean)] = 1.0  # a constant has rounding, and no deviation
+    return torch.from_numpy((examples - mean) / deviation).float()
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
