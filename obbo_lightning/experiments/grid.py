@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,8 +52,8 @@ def read_grid(path: Path, flags: Settings | None = None) -> Grid:
     layers = [*_base(path, found.get("base") or []), found.get("settings") or {}]
     cells: dict[str, Cell] = {}
     for options in itertools.product(*axes):
-        taken = _taken_keys(options)
-        kept = [Option(o.word, {k: v for k, v in o.settings.items() if k in taken}) for o in options]
+        algorithm = options[0].settings["algorithm"]
+        kept = [Option(o.word, {k: v for k, v in o.settings.items() if _is_taken(k, algorithm)}) for o in options]
         chosen = {key: value for option in kept for key, value in option.settings.items()}
         name = "-".join(option.word for option in kept if option.settings)
         if name not in cells:
@@ -91,7 +91,7 @@ def _axes(path: Path, grid: dict[str, Any]) -> list[list[Option]]:
     axes = {"algorithm": axes.pop("algorithm", [Option("obbo", {"algorithm": "obbo"})]), **axes}
     algorithms = [option.settings["algorithm"] for option in axes["algorithm"]]
     for key in {key for options in axes.values() for option in options for key in option.settings}:
-        if not any(key in _taken_keys([Option("", {"algorithm": name, key: None})]) for name in algorithms):
+        if not any(_is_taken(key, algorithm) for algorithm in algorithms):
             raise ConfigError(f"{path}: grid.{key} must be taken by one of {', '.join(algorithms)}, got {key!r}")
     return list(axes.values())
 
@@ -116,12 +116,10 @@ def _options(key: str, values: Any) -> Iterator[Option]:
         yield Option(taken[-1] if key == "algorithm" else f"{last}_{taken[-1]}", {key: value})
 
 
-def _taken_keys(options: Sequence[Option]) -> set[str]:
-    """The keys that make sense for the chosen algorithm."""
-    keys = {key for option in options for key in option.settings}
-    (algorithm,) = [option.settings["algorithm"] for option in options if "algorithm" in option.settings]
+def _is_taken(key: str, algorithm: str) -> bool:
+    """Whether a setting makes sense for an algorithm."""
     taken = accepted_settings("algorithm", algorithm)
-    return {key for key in keys if not key.startswith("algorithm.") or key.split(".")[1] in taken}
+    return not key.startswith("algorithm.") or key.split(".")[1] in taken
 
 
 def _plain(value: Any) -> str:
