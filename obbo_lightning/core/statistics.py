@@ -31,7 +31,7 @@ def standard_error(values: Tensor | np.ndarray, dim: int = 0) -> Tensor:
         return rows.new_full(rows.shape[:-1], math.nan)
     # One by one, because over several rows torch rounds in another way than over one.
     deviations = [row.std() for row in rows.reshape(-1, n)]
-    return torch.stack(deviations).reshape(rows.shape[:-1]) / n**0.5
+    return torch.stack(deviations).reshape(rows.shape[:-1]).div(n**0.5)
 
 
 def median(values: Tensor) -> Tensor:

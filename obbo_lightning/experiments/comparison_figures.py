@@ -1,5 +1,7 @@
 """Figures of several algorithms: regret, gradient norms, stream score, test score, and what each costs."""
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
@@ -143,7 +145,7 @@ def _with_untrained(comparison: Comparison, label: str) -> pl.DataFrame:
     """Round, test (mean over seeds) and its standard error; round 0 is the untrained λ_1."""
     runs = comparison.runs.filter(pl.col("label") == label)
     tested = comparison.rounds.filter((pl.col("label") == label) & pl.col("test").is_not_null())
-    rows = [(0, runs["untrained_test"].mean(), None)]
+    rows: list[tuple[Any, ...]] = [(0, runs["untrained_test"].mean(), None)]
     for (played,), seeds in sorted(tested.partition_by("round", as_dict=True).items()):
         rows.append((played, *mean_and_error(seeds["test"].to_numpy())))
     return pl.DataFrame(rows, schema={"round": pl.Int64, "test": pl.Float64, "error": pl.Float64}, orient="row")

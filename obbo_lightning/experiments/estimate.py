@@ -33,7 +33,8 @@ def estimate_seconds(cells: Sequence[Cell], jobs: int, clock: Callable[[], float
 
 def _measure(settings: Settings, clock: Callable[[], float]) -> float:
     module, _, stream = build(settings)[:3]
-    rounds, tasks = settings["rounds"], list(islice(iter(stream.train), settings["tasks_per_round"]))
+    rounds: int = settings["rounds"]
+    tasks = list(islice(iter(stream.train), settings["tasks_per_round"]))
     seconds = 0.0
     for _ in range(2):  # the first time a round is played much is made that stays
         step = OuterStep(module.outer, module.algorithm, on_nonfinite="skip")

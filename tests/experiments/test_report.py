@@ -12,10 +12,22 @@ import numpy as np
 import pytest
 
 from obbo_lightning import cli
+from obbo_lightning.experiments.drawing import look_of
 from obbo_lightning.experiments.runs import find_runs, tell_apart
+from obbo_lightning.parts import name_of
+from obbo_lightning.streams.stream import Stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
-FAST = ["--evaluation.every", "2", "--evaluation.tasks", "2", "--problem.network.filters", "3", "--data.image_size", "16"]
+FAST = [
+    "--evaluation.every",
+    "2",
+    "--evaluation.tasks",
+    "2",
+    "--problem.network.filters",
+    "3",
+    "--data.image_size",
+    "16",
+]
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +276,60 @@ def test_an_algorithm_that_we_do_not_know_is_reported_too(copied):
     edit("summary.json", '"adam"', '"mine"')(adam)
     assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
     assert labels(folder) == ["obbo", "sobow", "mine"]
+
+
+def test_your_algorithms_have_short_names_and_are_told_apart(copied):
+    folder, adam = copied
+    for file in ("mine", "yours"):
+        own = adam.with_name(file)
+        shutil.copytree(adam, own)
+        edit("config.yaml", "name: adam", f"name: /somewhere/{file}.py:Sparse")(own)
+    assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
+    assert labels(folder) == ["obbo", "sobow", "adam", "Sparse_mine", "Sparse_yours"]
+    looks = [look_of(labels(folder), label) for label in ("Sparse_mine", "Sparse_yours")]
+    assert looks[0]["linestyle"] != looks[1]["linestyle"]
+
+
+def test_data_that_cannot_be_loaded_any_more_are_reported(copied):
+    folder, _ = copied
+    for run in (folder / "runs").glob("*/*"):
+        edit("config.yaml", "name: synthetic", "name: /gone/mine.py:Drawn")(run)
+    assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
+    assert labels(folder) == ["obbo", "sobow", "adam"]
+    assert "mine.py:Drawn" in (folder / "report" / "report.html").read_text()
+    assert "/gone" not in (folder / "report" / "report.html").read_text()
+
+
+class Measured(Stream):
+    """Data of a user, with a metric and a setting in which runs may differ."""
+
+    may_differ = ("folder", "scale")
+
+
+def test_what_runs_may_differ_in_is_what_their_stream_says(copied, capsys):
+    folder, adam = copied
+    for run in (folder / "runs").glob("*/*"):
+        edit("config.yaml", "name: synthetic", f"name: {name_of(Measured)}\n  folder: {run}\n  scale: 1.0")(run)
+    again = adam.with_name("adam-again")
+    shutil.copytree(adam, again)
+    edit("config.yaml", "scale: 1.0", "scale: 2.0")(again)
+    assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
+    assert labels(folder) == ["obbo", "sobow", "adam, scale = 1", "adam, scale = 2"]
+
+
+def test_a_metric_is_what_the_summary_says_whatever_it_is_called(copied):
+    folder, _ = copied
+    for run in (folder / "runs").glob("*/*"):
+        for name in ("summary.json", "metrics.csv"):
+            edit(name, "accuracy", "surprise")(run)
+    assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
+    assert {"stream_surprise.png", "test_surprise.png", "surprise_against_compute.png"} <= {
+        path.name for path in (folder / "report").iterdir()
+    }
+    assert "test surprise" in (folder / "report" / "table.md").read_text().splitlines()[0]
+    said = (folder / "report" / "table.tex").read_text()
+    assert "gain is how much better the test surprise is than that of the untrained" in said
+    assert "accuracy" not in said
 
 
 def test_a_report_beside_its_runs_sees_the_new_ones(runs, tmp_path):
