@@ -68,7 +68,8 @@ class Memory(ABC):
 
     def exchange(self, exchange: Exchange) -> None:  # noqa: B027 (most memories keep no tasks)
         """Where tasks are remembered and several processes share them: turn those of this process into those of all
-        (before a state is saved), or back (after one was loaded)."""
+        (before a state is saved), or back (after one was loaded).
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain tensors and numbers."""

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from obbo_lightning.parts import KINDS, part
-from obbo_lightning.settings.files import ConfigError, Settings
+from obbo_lightning.settings.files import ConfigError, Settings, default_config, find_config, read_yaml
+from obbo_lightning.settings.flags import read_flags
 
 # Which settings name a part, and of what kind it is.
 PARTS = {
@@ -16,6 +17,13 @@ PARTS = {
     "problem.network": "network",
 }
 SECTIONS = ("algorithm", "data", "problem", "evaluation", "checkpoint", "trainer", "wandb", "per_algorithm")
+
+
+def read_layers(arguments: Sequence[str]) -> tuple[Settings, set[str]]:
+    """The default, every ``--config`` file in order, and the flags, in layers; and the bare switches given."""
+    flags = read_flags(arguments)
+    files = (default_config(), *map(find_config, flags.files))
+    return merge([read_yaml(path) for path in files], flags.settings), flags.switches
 
 
 def merge(layers: Sequence[Settings], flags: Settings) -> Settings:

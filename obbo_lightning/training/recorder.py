@@ -123,9 +123,7 @@ class Recorder(L.Callback):
         if self._after_validation:
             self._save(trainer)
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Whoever asked for a checkpoint: the rows before it are on disk before it is."""
         if trainer.is_global_zero:
             self.metrics.sync()

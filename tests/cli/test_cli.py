@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from obbo_lightning.runs.directory import RunDirectory
 
 from obbo_lightning import cli
+from obbo_lightning.runs.directory import RunDirectory
 
 MISTAKES = {
     "unknown command": (
