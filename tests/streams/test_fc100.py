@@ -157,7 +157,7 @@ def test_a_truncated_file_is_said_in_one_line(root, keep, capsys):
 
 def test_too_many_images_for_a_class_are_refused_before_any_compute(root, capsys):
     assert cli.main(["fit", "--data", "fc100", "--data.root", str(root), "--data.shots", "10"]) == 2
-    assert "data.shots + data.queries must be at most 12 images a class, got 15" in capsys.readouterr().err
+    assert "data.shots + data.queries must be at most 12 examples a class, got 15" in capsys.readouterr().err
 
 
 def test_the_environment_names_the_root(root, monkeypatch):
@@ -203,7 +203,7 @@ def test_drift_moves_through_the_superclasses_of_fc100(root):
 @pytest.mark.parametrize("algorithm", SIX)
 def test_every_algorithm_runs_with_the_papers_config_on_small_files(root, tmp_path, algorithm):
     flags = ["--config", str(CONFIG), "--data.root", str(root), "--algorithm", algorithm, "--rounds", "2"]
-    flags += ["--problem.filters", "4", "--algorithm.inner.steps", "2", "--evaluation.tasks", "2"]
+    flags += ["--problem.network.filters", "4", "--algorithm.inner.steps", "2", "--evaluation.tasks", "2"]
     assert cli.main(["fit", *flags, "--output", str(tmp_path / "runs")]) == 0
     (run,) = (tmp_path / "runs" / "fc100").iterdir()
     assert json.loads((run / "summary.json").read_text())["test_tasks"] == 2
@@ -219,7 +219,7 @@ def test_real_rounds(algorithm, tmp_path, monkeypatch):
     rounds = 5 if algorithm == "oagd" else 30
     flags = ["--config", str(CONFIG), "--data.root", str(REAL), "--algorithm", algorithm, "--rounds", str(rounds)]
     try:
-        assert cli.main(["fit", *flags, "--evaluation.tasks", "2", "--problem.filters", "32"]) == 0
+        assert cli.main(["fit", *flags, "--evaluation.tasks", "2", "--problem.network.filters", "32"]) == 0
     finally:
         torch.set_num_threads(1)
     (run,) = (tmp_path / "runs" / "fc100").iterdir()
