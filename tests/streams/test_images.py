@@ -46,7 +46,9 @@ def test_a_folder_and_an_npz_of_the_same_images_give_the_same_tasks(tmp_path, ch
     order = rng.permutation(len(names))
     np.savez(tmp_path / "own.npz", images=images[order], labels=names[order])
     one, two = small(folder), small(tmp_path / "own.npz")
-    assert one.facts() == two.facts() == {"ways": 2, "shape": [channels, 20, 20], "channels": channels, "image_size": 20}
+    assert (
+        one.facts() == two.facts() == {"ways": 2, "shape": [channels, 20, 20], "channels": channels, "image_size": 20}
+    )
     assert one.names == two.names
     assert one.train.classes.tolist() == two.train.classes.tolist()
     as_sets = [

@@ -11,9 +11,9 @@ import torch
 from toy import F64, SIX
 
 from obbo_lightning import OBBO, Box, ClosedForm, cli, online
+from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.streams.market import MarketStream, training_mask
 from obbo_lightning.streams.market_data import detect_events, simulate_market
-from obbo_lightning.training.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "market"
