@@ -5,14 +5,13 @@ import pytest
 import torch
 from toy import F64
 
-from obbo_lightning import OBBO, FixedPoint, GradientDescent, Unrolled, cli
+from obbo_lightning import CNN4, MLP, OBBO, FewShot, FixedPoint, GradientDescent, ResNet12, Unrolled, cli
 from obbo_lightning.checks.differences import central_difference
 from obbo_lightning.core.estimates import estimate
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.networks.cnn4 import CNN4
-from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.core.recipes import make_again, recipe_of
 from obbo_lightning.streams.synthetic import SyntheticStream
 
 SMALL = {"image_size": 16, "ways": 3, "shots": 2, "queries": 3}
@@ -107,6 +106,14 @@ def test_initialisation_depends_on_the_seed_and_leaves_the_global_generator_alon
     assert math.isclose(
         float(FewShot(TINY, proximity=0.3, learn_proximity=True).initial_outer(0)[0, -1].exp()), 0.3, rel_tol=1e-6
     )
+
+
+@pytest.mark.parametrize("network", [TINY, partial(MLP, widths=[3], norm="layer"), partial(ResNet12, width=1)])
+def test_a_problem_can_be_written_down_and_made_again(stream, network):
+    problem = stream.problem(network=network, proximity=0.2, learn_proximity=True)
+    again = make_again(recipe_of(problem))
+    assert torch.equal(problem.initial_outer(3), again.initial_outer(3))
+    assert again.proximity == 0.2
 
 
 def test_bf16_is_for_inner_steps_alone():

@@ -35,7 +35,7 @@ def test_tasks_decide_of_a_network_what_it_takes_and_was_not_given(stream):
     assert torch.equal(stream.start(small, 4), small.initial_outer(4))
 
 
-def test_the_draw_of_a_task_is_not_that_of_another_problem(stream):
+def test_another_problem_may_be_posed_by_the_same_tasks(stream):
     class Scored(FewShot):
         pass
 
