@@ -18,7 +18,7 @@ from benchmarks.interleaved import medians, report
 from obbo_lightning.algorithms import OAGD, OBBO
 from obbo_lightning.configuration import read_layers
 from obbo_lightning.core.algorithm import Algorithm
-from obbo_lightning.core.allocator import keep_freed_memory
+from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.outer_step import OuterStep
@@ -29,7 +29,7 @@ from obbo_lightning.streams.fc100 import FC100Stream
 from obbo_lightning.streams.few_shot import FewShotStream
 from obbo_lightning.streams.synthetic import SyntheticStream
 from obbo_lightning.training.run import complete, fit
-from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.training.table import read_table
 
 GRADIENTS = 20  # timed together: one alone is over before the machine has settled

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from benchmarks.interleaved import report
 from obbo_lightning.algorithms import OBBO
-from obbo_lightning.core.allocator import keep_freed_memory
+from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.outer_step import OuterStep

@@ -12,9 +12,20 @@ from obbo_lightning.parts import class_named, name_of
 Recipe = Any  # numbers, words, tensors, lists and mappings of them: what torch.load(weights_only=True) reads
 
 
+class _Signature:
+    """What a class is called with: its ``__init__``; Python would take it for `Part.__new__`'s, which takes anything."""
+
+    def __get__(self, made: Any, cls: type) -> inspect.Signature:
+        if cls.__init__ is object.__init__:
+            return inspect.Signature()
+        of_instance = inspect.signature(cls.__init__)
+        return of_instance.replace(parameters=list(of_instance.parameters.values())[1:])
+
+
 class Part:
     """Base of everything that settings can name: an ordinary class that remembers its constructor's arguments."""
 
+    __signature__ = _Signature()
     made_with: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Part":

@@ -1,25 +1,18 @@
-"""`compare`: a grid of runs, finished ones skipped, interrupted ones resumed; here as subprocesses, or on a cluster."""
+"""`compare`: a grid of runs, finished ones skipped, interrupted ones resumed; on this machine, or on a cluster."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from obbo_lightning.experiments.grid import Cell, Grid
-from obbo_lightning.training.run_directory import RunDirectory, write_atomically
+from obbo_lightning.runs.directory import RunDirectory, write_atomically
 
 LOOK_EVERY = 0.5  # seconds
-LOG = "log.txt"
-SMALL = ("market", "quadratic")  # data whose runs take seconds
-TOGETHER = 8  # of them in one subprocess
 
 
 class Failure(NamedTuple):
@@ -38,13 +31,16 @@ class Interrupted(Exception):
 
 
 class Launcher(Protocol):
-    """Where cells are played: in subprocesses of this machine (`LocalLauncher`) or as jobs of a cluster."""
+    """Where cells are played: by workers on this machine (`LocalLauncher`) or as jobs of a cluster."""
 
     def start(self, cells: Sequence[Cell], runs: Sequence[RunDirectory]) -> None:
         """Take these cells on, none of them finished."""
 
     def busy(self) -> bool:
-        """Whether a cell may still be played; asked every `LOOK_EVERY` seconds."""
+        """Whether a cell may still be played."""
+
+    def wait(self, seconds: float) -> None:
+        """Until it is worth asking again, at most so long."""
 
     def stop(self) -> str:
         """Let go; returns what becomes of the cells, for the one who pressed Ctrl-C."""
@@ -87,70 +83,13 @@ def run_cells(
                     busy = launcher.busy()
                     said = f"{sum(run.finished for run in runs)} of {len(runs)} cells, rounds"
                     progress.update(bar, completed=_played(runs, rounds), description=said)
-                    time.sleep(LOOK_EVERY if busy else 0)
                     if signals.came:
                         raise Interrupted(signals.came, launcher.stop())
+                    launcher.wait(LOOK_EVERY if busy else 0)
             except BaseException:
                 launcher.stop()
                 raise
     return [Failure(run.path.name, launcher.last_words(run)) for run in runs if not run.finished]
-
-
-class LocalLauncher:
-    """Subprocesses of this machine, ``jobs`` at a time, one thread each."""
-
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-        self._together: list[list[RunDirectory]] = []
-        self._workers: list[_Worker] = []
-        self._runs: list[RunDirectory] = []
-
-    def start(self, cells: Sequence[Cell], runs: Sequence[RunDirectory]) -> None:
-        # One subprocess a cell; but where a run takes no longer than a start of Python, some share one.
-        small = all(cell.settings["data"]["name"] in SMALL for cell in cells)
-        size = max(1, min(TOGETHER, -(-len(runs) // self._jobs))) if small else 1
-        self._runs = list(runs)
-        self._together = [self._runs[i : i + size] for i in range(0, len(runs), size)]
-
-    def busy(self) -> bool:
-        self._workers = [worker for worker in self._workers if not worker.ended()]
-        while self._together and len(self._workers) < self._jobs:
-            self._workers.append(_Worker(self._together.pop(0)))
-        return bool(self._workers)
-
-    def stop(self) -> str:
-        for worker in self._workers:
-            worker.stop()
-        return "the same command goes on"
-
-    def last_words(self, run: RunDirectory) -> str:
-        return _last_words(run, self._runs)
-
-
-class _Worker:
-    """A subprocess that plays some cells one after the other."""
-
-    def __init__(self, runs: Sequence[RunDirectory]) -> None:
-        self._log: IO[str] = (runs[0].path / LOG).open("a")
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "obbo_lightning", "resume", *(str(run.path) for run in runs)],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            start_new_session=True,  # a Ctrl-C reaches it through us
-        )
-
-    def ended(self) -> bool:
-        if self._process.poll() is None:
-            return False
-        self._log.close()
-        return True
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait()
-        self._log.close()
 
 
 class _Signals:
@@ -179,59 +118,3 @@ def _rows(table: Path) -> int:
             return max(0, sum(1 for _ in file) - 1)
     except OSError:
         return 0
-
-
-def _last_words(run: RunDirectory, runs: Sequence[RunDirectory]) -> str:
-    """The last line of what a cell said, in its own log or in that of the worker it shared."""
-    for log in (run.path / LOG, *(other.path / LOG for other in runs)):
-        said = log.read_text() if log.is_file() else ""
-        if log.parent != run.path or f"cell {run.path}\n" in said:
-            said = (
-                said.rpartition(f"cell {run.path}\n")[2].partition("\ncell ")[0] if f"cell {run.path}\n" in said else ""
-            )
-        lines = [line for line in said.splitlines() if line.strip()]
-        if lines:
-            return lines[-1]
-    return "it said nothing"
-
-
-def estimate_seconds(cells: Sequence[Cell], jobs: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """How long the cells will take: two rounds and one evaluation of each kind are played now and counted up."""
-    import torch
-
-    from obbo_lightning.core.memory import TaskWindow, Warm
-    from obbo_lightning.core.outer_step import OuterStep
-    from obbo_lightning.core.randomness import Key
-    from obbo_lightning.core.rounds import play
-    from obbo_lightning.training.run import build
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    known: dict[str, float] = {}
-    total = 0.0
-    for cell in cells:
-        kind = yaml.safe_dump({k: v for k, v in cell.settings.items() if k != "seed"})
-        if kind not in known:
-            module, data, *_ = build(cell.settings)
-            step = OuterStep(module.outer, module.algorithm, on_nonfinite="skip")
-            tasks = [data.train[t] for t in range(2)]
-            play(module.problem, module.algorithm, step, tasks[0], Warm(), Key())
-            began = clock()
-            play(
-                module.problem,
-                module.algorithm,
-                OuterStep(module.outer, module.algorithm, on_nonfinite="skip"),
-                tasks[1],
-                Warm(),
-                Key(),
-            )
-            each = clock() - began
-            if isinstance(step.memory, TaskWindow):
-                each *= cell.settings["algorithm"]["window"]
-            began = clock()
-            module.evaluate(data.test[0])
-            judged = (1 + cell.settings["rounds"] // cell.settings["evaluation"]["every"]) * len(data.test)
-            known[kind] = cell.settings["rounds"] * each + judged * (clock() - began)
-        total += known[kind]
-    torch.set_num_threads(threads)
-    return total / jobs

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.experiments.paired import as_cells, compare_pairs
-from obbo_lightning.experiments.runs import Run, sorted_labels
+from obbo_lightning.experiments.runs import DAMAGE, Run, sorted_labels
 from obbo_lightning.experiments.tables import Table
-from obbo_lightning.training.table import read_table
+from obbo_lightning.runs.table import read_rounds
 
 RUN_COLUMNS = {
     "label": pl.String,
@@ -61,7 +62,7 @@ class Comparison(NamedTuple):
 
     @property
     def metric(self) -> str:
-        """Accuracy or loss."""
+        """What the runs are judged by, such as accuracy or loss."""
         return str(self.runs["metric"][0])
 
     @property
@@ -121,12 +122,12 @@ def _rounds(run: Run) -> pl.DataFrame:
         pl.lit(run.label).alias("label"),
         pl.lit(run.summary["seed"], pl.Int64).alias("seed"),
         pl.col("round").cast(pl.Int64),
-        pl.col(metric).cast(pl.Float64).alias("score"),
-        pl.col(f"test_{metric}").cast(pl.Float64).alias("test"),
-        pl.col(f"test_{metric}_se").cast(pl.Float64).alias("test_se"),
-        pl.col("regret/euclidean").cast(pl.Float64).alias("regret"),
-        pl.col("hypergradient_norm").cast(pl.Float64),
-        pl.col("residual").cast(pl.Float64),
+        pl.col(metric).alias("score"),
+        pl.col(f"test_{metric}").alias("test"),
+        pl.col(f"test_{metric}_se").alias("test_se"),
+        pl.col("regret/euclidean").alias("regret"),
+        "hypergradient_norm",
+        "residual",
         (pl.col("gradients") + pl.col("products")).cast(pl.Int64).alias("calls"),
     )
 
@@ -134,10 +135,10 @@ def _rounds(run: Run) -> pl.DataFrame:
 def _timings(run: Run) -> pl.DataFrame:
     """Nothing where the clock's file is damaged: a figure less, not a run."""
     try:
-        seconds = np.cumsum(read_table(run.directory.timings)["seconds"])
+        seconds = np.cumsum(read_rounds(run.directory.timings)["seconds"].to_numpy())
         rounds = np.flatnonzero(run.metrics[f"test_{run.summary['metric']}"].is_not_null().to_numpy())
         rows = [(run.label, run.summary["seed"], t + 1, seconds[t]) for t in rounds.tolist()]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+    except (*DAMAGE, IndexError):
         rows = []
     return pl.DataFrame(rows, schema=TIME_COLUMNS, orient="row")
 
@@ -161,8 +162,8 @@ def _final_table(comparison: Comparison) -> Table:
     return Table(
         "table",
         f"Means ± standard error over seeds. Regret is the Euclidean bilevel local regret after the last round; the "
-        f"stream's {metric} is measured before a round is learned from; gain is the test {metric} minus that of the "
-        "untrained network on the same tasks; calls are gradients and second-derivative products a round.",
+        f"stream's {metric} is measured before a round is learned from; gain is how much better the test {metric} is "
+        "than that of the untrained λ_1 on the same tasks; calls are gradients and second-derivative products a round.",
         ["algorithm", "α", "rounds", "seeds", *names, "gain", "calls"],
         rows,
     )
@@ -214,6 +215,5 @@ def _mean(values: pl.Series, digits: int) -> str:
     """Mean ± standard error; nothing is hidden where one is not finite."""
     if values.null_count() or not values.is_finite().all():
         return "not finite"
-    numbers = values.to_numpy()
-    error = f" ± {numbers.std(ddof=1) / len(numbers) ** 0.5:.{digits}f}" if len(numbers) > 1 else ""
-    return f"{numbers.mean():.{digits}f}{error}"
+    mean, error = mean_and_error(values.to_numpy())
+    return f"{mean:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")

@@ -4,6 +4,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
+from obbo_lightning.core.statistics import mean_and_error, standard_error
 from obbo_lightning.experiments.comparison import Comparison
 from obbo_lightning.experiments.drawing import Drawing, finish, look_of, new_figure, set_title
 
@@ -58,7 +59,7 @@ def _draw_curves(axes: Axes, comparison: Comparison, curves: dict[str, tuple[np.
         mean = values.mean(axis=0)
         axes.plot(rounds, mean, **look, markevery=0.12)
         if len(values) > 1:
-            error = values.std(axis=0, ddof=1) / len(values) ** 0.5
+            error = standard_error(values).numpy()
             axes.fill_between(rounds, mean - error, mean + error, color=look["color"], alpha=0.2, linewidth=0)
 
 
@@ -142,9 +143,10 @@ def _with_untrained(comparison: Comparison, label: str) -> pl.DataFrame:
     """Round, test (mean over seeds) and its standard error; round 0 is the untrained λ_1."""
     runs = comparison.runs.filter(pl.col("label") == label)
     tested = comparison.rounds.filter((pl.col("label") == label) & pl.col("test").is_not_null())
-    means = tested.group_by("round").agg(pl.col("test").mean(), error=pl.col("test").std() / pl.len().sqrt())
-    start = pl.DataFrame({"round": [0], "test": [runs["untrained_test"].mean()], "error": [None]}, schema=means.schema)
-    return pl.concat([start, means.sort("round")])
+    rows = [(0, runs["untrained_test"].mean(), None)]
+    for (played,), seeds in sorted(tested.partition_by("round", as_dict=True).items()):
+        rows.append((played, *mean_and_error(seeds["test"].to_numpy())))
+    return pl.DataFrame(rows, schema={"round": pl.Int64, "test": pl.Float64, "error": pl.Float64}, orient="row")
 
 
 def _mean_of(table: pl.DataFrame, label: str, column: str) -> pl.DataFrame:

@@ -92,9 +92,12 @@ def finish(figure: Figure, axes: Axes, name: str, caption: str, title: str) -> D
 
 
 def look_of(labels: Sequence[str], label: str) -> dict[str, Any]:
-    """For `Axes.plot`: the algorithm's colour and marker, and a line style for each variant of it among ``labels``."""
-    algorithm = label.partition(",")[0]
-    variants = [other for other in labels if other.partition(",")[0] == algorithm]
+    """For `Axes.plot`: the algorithm's colour and marker, and a line style for each variant of it among ``labels``.
+
+    Algorithms that are not ours share a colour and a marker, and are told apart by their line styles.
+    """
+    algorithm = _known_algorithm(label)
+    variants = [other for other in labels if _known_algorithm(other) == algorithm]
     return {
         "color": COLOURS.get(algorithm, "#7A5195"),
         "marker": MARKERS.get(algorithm, "h"),
@@ -102,6 +105,11 @@ def look_of(labels: Sequence[str], label: str) -> dict[str, Any]:
         "markersize": 4,
         "label": label,
     }
+
+
+def _known_algorithm(label: str) -> str:
+    algorithm = label.partition(",")[0]
+    return algorithm if algorithm in COLOURS else ""
 
 
 def _tidy(axes: Axes) -> None:

@@ -1,11 +1,13 @@
 """Market runs side by side: the paper's tables 1 to 3."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
+from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.experiments.comparison import put_first
 from obbo_lightning.experiments.paired import as_cells, compare_pairs
 from obbo_lightning.experiments.runs import DAMAGE, LeftOut, Run
@@ -48,6 +50,14 @@ class _Lanes(NamedTuple):
     regret: np.ndarray
 
 
+def has_events(run: Run) -> bool:
+    """Whether a run's lanes are market events."""
+    try:
+        return set(EVENT_COLUMNS) <= set(pl.read_csv(run.directory.events, n_rows=0).columns)
+    except DAMAGE:
+        return False
+
+
 def read_market(runs: Sequence[Run]) -> tuple[MarketComparison, list[LeftOut]]:
     """From labelled runs; an event's numbers are means over the seeds that all algorithms have."""
     lanes: dict[str, dict[int, _Lanes]] = {}
@@ -67,8 +77,10 @@ def read_market(runs: Sequence[Run]) -> tuple[MarketComparison, list[LeftOut]]:
     if not common:
         found = "; ".join(f"{sorted(seeds)} for {label}" for label, seeds in lanes.items())
         raise ValueError(f"report needs a seed that all have, got {found}")
-    if len(common) > 1 and runs[0].settings["data"].get("prices") is None:
-        raise ValueError(f"report needs one seed of simulated prices: each simulates others, got {common}")
+    # The last value's error knows nothing of algorithms: where seeds differ in it, they differ in their prices.
+    prices = {tuple(seeds[seed].events["naive_mse"]) for seeds in lanes.values() for seed in common}
+    if len(common) > 1 and len(prices) > 1:
+        raise ValueError(f"report needs one seed where each has its own simulated prices, got {common}")
     for run in runs:
         if run.settings["seed"] in lanes.get(run.label, {}) and run.settings["seed"] not in common:
             left_out.append(LeftOut(run.directory.path, f"not all algorithms have the seed {run.settings['seed']}"))
@@ -128,5 +140,6 @@ def market_tables(comparison: MarketComparison) -> list[Table]:
 
 def _forecast_cells(errors: np.ndarray) -> list[str]:
     median = np.median(errors)
-    error = errors.std(ddof=1) / len(errors) ** 0.5 if len(errors) > 1 else float("nan")
-    return [f"{value:.4f}" for value in (errors.mean(), error, median, np.median(np.abs(errors - median)))]
+    mean, error = mean_and_error(errors)
+    middle = (median, np.median(np.abs(errors - median)))
+    return [f"{value:.4f}" for value in (mean, math.nan if error is None else error, *middle)]

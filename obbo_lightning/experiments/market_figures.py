@@ -1,16 +1,16 @@
 """The market experiment's figures: the paper's three, and one event by itself."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 import torch
 
+from obbo_lightning.core.problem import Task
 from obbo_lightning.experiments.drawing import INK, Drawing, finish, look_of, new_figure, set_title
 from obbo_lightning.experiments.market_comparison import MarketComparison
 from obbo_lightning.experiments.runs import Run, sorted_labels
-from obbo_lightning.problems.spline import SmoothingSpline
-from obbo_lightning.streams.market import MarketStream
 
 
 def draw_market(comparison: MarketComparison, title: str) -> list[Drawing]:
@@ -66,10 +66,10 @@ def _draw_scatter(comparison: MarketComparison, column: str, quantity: str, name
 
 def draw_event(runs: Sequence[Run], ticker: str, day: str) -> list[Drawing]:
     """One event: three of its subsets, and every run's forecast."""
-    from obbo_lightning.configuration import build_part
+    from obbo_lightning.settings.schema import complete
+    from obbo_lightning.training.run import build
 
-    settings = runs[0].settings
-    stream = build_part(settings, "data", seed=settings["seed"])
+    module, _, stream = build(complete(runs[0].settings))[:3]
     chosen = stream.lanes.with_row_index("lane").filter(
         (pl.col("ticker") == ticker) & (pl.col("timestamp").dt.strftime("%Y-%m-%d") == day)
     )
@@ -78,13 +78,14 @@ def draw_event(runs: Sequence[Run], ticker: str, day: str) -> list[Drawing]:
     lane = int(chosen["lane"][0])
     weights = {run.label: float(pl.read_csv(run.directory.events)["weight"][lane]) for run in runs}
     title = f"{ticker}, event on {day}"
-    return [_draw_subsets(stream, lane, ticker, title), _draw_forecasts(stream, lane, weights, ticker, title)]
+    forecasts = _draw_forecasts(module.problem, stream.test[0], lane, weights, ticker, title)
+    return [_draw_subsets(stream.train, lane, ticker, title), forecasts]
 
 
-def _draw_subsets(stream: MarketStream, lane: int, ticker: str, title: str) -> Drawing:
+def _draw_subsets(tasks: Sequence[Task], lane: int, ticker: str, title: str) -> Drawing:
     figure, panels = new_figure(5.4, rows=3, sharey=True)
-    for axes, t in zip(panels, (0, len(stream.train) // 2, len(stream.train) - 1), strict=True):
-        task = stream.train[t]
+    for axes, t in zip(panels, (0, len(tasks) // 2, len(tasks) - 1), strict=True):
+        task = tasks[t]
         for kind, sites, colour in (("", "sites", "#0072B2"), ("validation_", "validation_sites", "#D55E00")):
             label = "validation" if kind else "training"
             axes.plot(t + task[sites], task[f"{kind}values"][lane], ".", color=colour, markersize=2.5, label=label)
@@ -95,8 +96,7 @@ def _draw_subsets(stream: MarketStream, lane: int, ticker: str, title: str) -> D
     return finish(figure, panels[0], f"{ticker}_subsets", caption, title)
 
 
-def _draw_forecasts(stream: MarketStream, lane: int, weights: dict[str, float], ticker: str, title: str) -> Drawing:
-    test, problem = stream.test[0], SmoothingSpline()
+def _draw_forecasts(problem: Any, test: Task, lane: int, weights: dict[str, float], ticker: str, title: str) -> Drawing:
     one = {name: values[lane : lane + 1] if values.ndim == 2 else values for name, values in test.items()}
     figure, (axes,) = new_figure(4.6)
     seen = one["sites"] >= one["sites"][-1] - 150

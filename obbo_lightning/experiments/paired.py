@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest
 
+from obbo_lightning.core.statistics import mean_and_error
+
 
 class Paired(NamedTuple):
     """Differences of pairs, second minus first.
@@ -33,11 +35,10 @@ def compare_pairs(first: np.ndarray, second: np.ndarray) -> Paired:
     Paired(pairs=4, difference=0.75, error=0.25, larger=3, smaller=0, p=0.25)
     """
     differences = second - first
-    n = len(differences)
+    mean, error = mean_and_error(differences)
     larger, smaller = int((differences > 0).sum()), int((differences < 0).sum())
-    error = float(differences.std(ddof=1) / n**0.5) if n > 1 else None
     p = float(binomtest(larger, larger + smaller).pvalue) if larger + smaller else None
-    return Paired(n, float(differences.mean()), error, larger, smaller, p)
+    return Paired(len(differences), mean, error, larger, smaller, p)
 
 
 def as_cells(paired: Paired | None, digits: int) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Rates on quadratic streams, where the exact regret is known: in T, and in the condition number."""
+"""Rates on streams whose exact regret is known: in T, and in one setting of the stream, such as its κ."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,19 +7,17 @@ import numpy as np
 import polars as pl
 from scipy.stats import t as student
 
+from obbo_lightning.core.statistics import mean_and_error, standard_error
 from obbo_lightning.experiments.comparison import put_first
 from obbo_lightning.experiments.drawing import Drawing, finish, look_of, new_figure
 from obbo_lightning.experiments.paired import as_cells, compare_pairs
 from obbo_lightning.experiments.runs import LeftOut, Run, label_runs
 from obbo_lightning.experiments.tables import Table
 
-STREAM_COLUMNS = {
-    "label": pl.String,
-    "seed": pl.Int64,
-    "rounds": pl.Int64,
-    "condition_number": pl.Float64,
-    "regret": pl.Float64,
-}
+# Of streams.csv; between rounds and regret is the setting that rates are fitted over.
+BEFORE = {"label": pl.String, "seed": pl.Int64, "rounds": pl.Int64}
+AFTER = {"regret": pl.Float64}
+KAPPA = "condition_number"
 # The paper's comparison table (tab:label_table): the order of BLR_w(T), and the power of κ in it.
 ORDERS = {
     "oagd": "T/w + H₁ + κ⁴ H₂",
@@ -30,7 +28,7 @@ ORDERS = {
 
 
 class Rates(NamedTuple):
-    """What several algorithms gave on quadratic streams of several lengths and condition numbers.
+    """What several algorithms gave on streams of several lengths and, say, condition numbers.
 
     Attributes:
         streams: a row a run, with its exact regret after the last round.
@@ -43,10 +41,29 @@ class Rates(NamedTuple):
         """Algorithms, the paper's first; the first is what others face."""
         return self.streams["label"].unique(maintain_order=True).to_list()
 
+    @property
+    def over(self) -> str:
+        """The setting of the stream that rates are fitted over, besides the length."""
+        return self.streams.columns[len(BEFORE)]
+
+    @property
+    def symbol(self) -> str:
+        """What tables call it: the paper's letter, where it has one."""
+        return "κ" if self.over == KAPPA else self.over
+
     def facing(self, reference: str | None) -> "Rates":
         """In order, with ``reference`` first."""
         parts = {key[0]: part for key, part in self.streams.partition_by("label", as_dict=True).items()}
         return Rates(pl.concat([parts[label] for label in put_first(reference, self.labels)]))
+
+
+def stream_columns(over: str) -> dict[str, type[pl.DataType]]:
+    """Of the table that rates are made of.
+
+    >>> list(stream_columns("condition_number"))
+    ['label', 'seed', 'rounds', 'condition_number', 'regret']
+    """
+    return {**BEFORE, over: pl.Float64, **AFTER}
 
 
 class Fit(NamedTuple):
@@ -62,9 +79,8 @@ class Fit(NamedTuple):
 
 
 def has_rates(runs: Sequence[Run]) -> bool:
-    """Whether these are quadratic streams of several lengths or condition numbers."""
-    quadratic = all(run.settings["data"]["name"] == "quadratic" for run in runs)
-    return quadratic and len({_kind(run) for run in runs}) > 1
+    """Whether rates can be fitted to these streams, and they are of several kinds: longer ones, or worse ones."""
+    return all(run.stream.rates_over for run in runs) and len({_kind(run) for run in runs}) > 1
 
 
 def read_rates(runs: Sequence[Run]) -> tuple[Rates, list[LeftOut]]:
@@ -81,11 +97,18 @@ def read_rates(runs: Sequence[Run]) -> tuple[Rates, list[LeftOut]]:
                 rows.append((run.label, run.settings["seed"], *kind, regret))
     if not rows:
         raise ValueError(f"report needs an exact regret, and found none: {left_out[0].path} {left_out[0].reason}")
-    return Rates(pl.DataFrame(rows, schema=STREAM_COLUMNS, orient="row")).facing(None), left_out
+    columns = stream_columns(_over(runs[0]))
+    return Rates(pl.DataFrame(rows, schema=columns, orient="row")).facing(None), left_out
 
 
 def _kind(run: Run) -> tuple[int, float]:
-    return run.settings["rounds"], float(run.settings["data"]["condition_number"])
+    return run.settings["rounds"], float(run.settings["data"][_over(run)])
+
+
+def _over(run: Run) -> str:
+    if run.stream.rates_over is None:
+        raise ValueError(f"rates need a stream that says what they are fitted over, got {run.stream.__name__}")
+    return run.stream.rates_over
 
 
 def fit_power(x: np.ndarray, y: np.ndarray) -> Fit:
@@ -95,10 +118,10 @@ def fit_power(x: np.ndarray, y: np.ndarray) -> Fit:
     '-1.00 [-1.00, -1.00]'
     """
     exponents = np.array([np.polyfit(np.log(x), np.log(row), 1)[0] for row in y])
-    n, mean = len(exponents), float(exponents.mean())
-    if n < 2:
+    mean, error = mean_and_error(exponents)
+    if error is None:
         return Fit(mean, None, None)
-    half = float(student.ppf(0.975, n - 1) * exponents.std(ddof=1) / n**0.5)
+    half = float(student.ppf(0.975, len(exponents) - 1) * error)
     return Fit(mean, mean - half, mean + half)
 
 
@@ -114,14 +137,14 @@ class _Line(NamedTuple):
 
 
 def over_rounds(rates: Rates) -> dict[str, _Line]:
-    """regret(T)/T against T, at the condition number that has the most lengths."""
-    lines = _lines(rates, "rounds", "condition_number")
+    """regret(T)/T against T, at the κ that has the most lengths."""
+    lines = _lines(rates, "rounds", rates.over)
     return {label: _Line(x, values / x) for label, (x, values) in lines.items()}
 
 
-def over_condition_numbers(rates: Rates) -> dict[str, _Line]:
-    """Regret against κ, at the length that has the most condition numbers."""
-    return _lines(rates, "condition_number", "rounds")
+def over_setting(rates: Rates) -> dict[str, _Line]:
+    """Regret against κ, at the length that has the most of them."""
+    return _lines(rates, rates.over, "rounds")
 
 
 def fixed_value(rates: Rates, moving: str, fixed: str) -> float:
@@ -146,34 +169,38 @@ def _lines(rates: Rates, moving: str, fixed: str) -> dict[str, _Line]:
 
 def rates_tables(rates: Rates) -> list[Table]:
     """Rates in T, exponents of κ, and paired differences at the longest stream."""
-    tables = []
-    lengths, numbers = over_rounds(rates), over_condition_numbers(rates)
-    if lengths:
-        kappa = fixed_value(rates, "rounds", "condition_number")
-        x = next(iter(lengths.values())).x
-        tables.append(
-            Table(
-                "rates",
-                f"Exact bilevel local regret(T)/T, mean over seeds, κ = {kappa:g}; slope of its logarithm against that "
-                "of T, fitted for each seed: mean [95 % confidence interval over seeds]. Below zero: sublinear regret.",
-                ["algorithm", "seeds", *(f"T = {t:g}" for t in x), "slope"],
-                [_row(label, line, x) for label, line in lengths.items()],
-            )
-        )
-    if numbers:
-        length = fixed_value(rates, "condition_number", "rounds")
-        x = next(iter(numbers.values())).x
-        tables.append(
-            Table(
-                "condition_numbers",
-                f"Exact bilevel local regret after T = {length:g} rounds, mean over seeds; exponent of κ, fitted for "
-                "each seed: mean [95 % confidence interval over seeds]; beside it the order of the paper's upper "
-                "bound, which speaks of the worst case.",
-                ["algorithm", "seeds", *(f"κ = {k:g}" for k in x), "exponent of κ", "the paper's order of regret"],
-                [[*_row(label, line, x), ORDERS.get(label.partition(",")[0], "")] for label, line in numbers.items()],
-            )
-        )
-    return [*tables, *_paired(lengths)]
+    lengths, numbers = over_rounds(rates), over_setting(rates)
+    return [*_table_over_rounds(rates, lengths), *_table_over_setting(rates, numbers), *_paired(lengths)]
+
+
+def _table_over_rounds(rates: Rates, lines: dict[str, _Line]) -> list[Table]:
+    if not lines:
+        return []
+    fixed, x = fixed_value(rates, "rounds", rates.over), next(iter(lines.values())).x
+    caption = (
+        f"Exact bilevel local regret(T)/T, mean over seeds, {rates.symbol} = {fixed:g}; slope of its logarithm against "
+        "that of T, fitted for each seed: mean [95 % confidence interval over seeds]. Below zero: sublinear regret."
+    )
+    columns = ["algorithm", "seeds", *(f"T = {t:g}" for t in x), "slope"]
+    return [Table("rates", caption, columns, [_row(label, line, x) for label, line in lines.items()])]
+
+
+def _table_over_setting(rates: Rates, lines: dict[str, _Line]) -> list[Table]:
+    """The paper has bounds in κ, and in no other setting."""
+    if not lines:
+        return []
+    length, x = fixed_value(rates, rates.over, "rounds"), next(iter(lines.values())).x
+    caption = (
+        f"Exact bilevel local regret after T = {length:g} rounds, mean over seeds; exponent of {rates.symbol}, fitted "
+        "for each seed: mean [95 % confidence interval over seeds]"
+    )
+    columns = ["algorithm", "seeds", *(f"{rates.symbol} = {k:g}" for k in x), f"exponent of {rates.symbol}"]
+    rows = [_row(label, line, x) for label, line in lines.items()]
+    if rates.over == KAPPA:
+        caption += "; beside it the order of the paper's upper bound, which speaks of the worst case"
+        columns.append("the paper's order of regret")
+        rows = [[*row, ORDERS.get(row[0].partition(",")[0], "")] for row in rows]
+    return [Table(f"{rates.over}s", f"{caption}.", columns, rows)]
 
 
 def _row(label: str, line: _Line, x: np.ndarray) -> list[str]:
@@ -203,23 +230,18 @@ def _paired(lengths: dict[str, _Line]) -> list[Table]:
 def draw_rates(rates: Rates, title: str) -> list[Drawing]:
     """regret(T)/T against T, and regret against κ, both with their fits."""
     drawings = []
-    lengths, numbers = over_rounds(rates), over_condition_numbers(rates)
+    lengths, numbers = over_rounds(rates), over_setting(rates)
+    marks = "Marks: mean over seeds ± standard error; lines: the fitted power law, its exponent in the legend."
     if lengths:
-        kappa = fixed_value(rates, "rounds", "condition_number")
-        caption = (
-            f"Average exact regret against the length of the stream, κ = {kappa:g}. Marks: mean over seeds ± standard "
-            "error; lines: the fitted power law, its slope in the legend."
-        )
+        fixed = fixed_value(rates, "rounds", rates.over)
+        caption = f"Average exact regret against the length of the stream, {rates.symbol} = {fixed:g}. {marks}"
         labels = ("rounds T", "exact regret(T) / T")
         drawings.append(_draw(rates, lengths, labels, "rates", caption, title))
     if numbers:
-        length = fixed_value(rates, "condition_number", "rounds")
-        caption = (
-            f"Exact regret after T = {length:g} rounds against the condition number of the inner problem. Marks: mean "
-            "over seeds ± standard error; lines: the fitted power law, its exponent in the legend."
-        )
-        labels = ("condition number κ", "exact regret")
-        drawings.append(_draw(rates, numbers, labels, "condition_numbers", caption, title))
+        length, words = fixed_value(rates, rates.over, "rounds"), rates.over.replace("_", " ")
+        caption = f"Exact regret after T = {length:g} rounds against the stream's {words}. {marks}"
+        labels = (f"{words} κ" if rates.over == KAPPA else words, "exact regret")
+        drawings.append(_draw(rates, numbers, labels, f"{rates.over}s", caption, title))
     return drawings
 
 
@@ -230,7 +252,7 @@ def _draw(
     for label, line in lines.items():
         look = look_of(rates.labels, label)
         mean = line.values.mean(axis=0)
-        error = line.values.std(axis=0, ddof=1) / len(line.values) ** 0.5 if len(line.values) > 1 else None
+        error = standard_error(line.values).numpy() if len(line.values) > 1 else None
         axes.errorbar(line.x, mean, yerr=error, capsize=2, **{**look, "linestyle": "", "label": None})
         middle = np.exp(np.log(line.values).mean())
         fitted = middle * (line.x / np.exp(np.log(line.x).mean())) ** line.fit.exponent

@@ -16,10 +16,10 @@ from obbo_lightning.experiments.comparison import (
 )
 from obbo_lightning.experiments.comparison_figures import draw_comparison
 from obbo_lightning.experiments.drawing import Drawing, house_style, save_drawing
-from obbo_lightning.experiments.market_comparison import MarketComparison, market_tables, read_market
+from obbo_lightning.experiments.market_comparison import MarketComparison, has_events, market_tables, read_market
 from obbo_lightning.experiments.market_figures import draw_event, draw_market
 from obbo_lightning.experiments.page import write_page
-from obbo_lightning.experiments.rates import STREAM_COLUMNS, Rates, draw_rates, has_rates, rates_tables, read_rates
+from obbo_lightning.experiments.rates import BEFORE, Rates, draw_rates, has_rates, rates_tables, read_rates
 from obbo_lightning.experiments.runs import LeftOut, Run, find_runs, label_runs
 from obbo_lightning.experiments.tables import Table, write_table
 
@@ -82,12 +82,12 @@ def write_report(
 
 
 def _read(runs: Sequence[Run]) -> tuple[Found, list[Run], list[LeftOut]]:
-    """What kind of comparison these runs make."""
+    """What kind of comparison these runs make follows from what they hold and what their stream says."""
     if has_rates(runs):
         rates, left_out = read_rates(runs)
         return rates, list(runs), left_out
     labelled, left_out = label_runs(runs)
-    if labelled[0].settings["data"]["name"] == "market":
+    if any(map(has_events, labelled)):
         market, unused = read_market(labelled)
         return market, labelled, left_out + unused
     return read_comparison(labelled), labelled, left_out
@@ -108,7 +108,8 @@ def _facts(found: Found, runs: Sequence[Run]) -> list[tuple[str, str]]:
         return [*facts, ("made from", "the CSV files of an earlier report")]
     settings = [run.settings for run in runs]
     shared = {k: v for k, v in settings[0]["data"].items() if all(s["data"].get(k) == v for s in settings)}
-    data = [f"{k} = {_without_folder(v)}" for k, v in shared.items() if v is not None and k != "root"]
+    places = {k for k in runs[0].stream.may_differ if isinstance(shared.get(k), str)}
+    data = [f"{k} = {_without_folder(v)}" for k, v in shared.items() if v is not None and k not in places]
     facts += [
         ("experiment", ", ".join(sorted({str(s.get("experiment")) for s in settings}))),
         ("data", ", ".join(word.removeprefix("name = ") for word in data)),
@@ -146,5 +147,6 @@ def _read_earlier(path: Path) -> Found | None:
             pl.read_csv(path / "events.csv", try_parse_dates=True), pl.read_csv(path / "regret.csv")
         )
     if (path / "streams.csv").is_file():
-        return Rates(pl.read_csv(path / "streams.csv", schema_overrides=STREAM_COLUMNS))
+        streams = pl.read_csv(path / "streams.csv", schema_overrides=BEFORE)
+        return Rates(streams.select(*BEFORE, pl.exclude(*BEFORE).cast(pl.Float64)))
     return None

@@ -9,22 +9,37 @@ from typing import Any, NamedTuple
 import polars as pl
 import yaml
 
-from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.experiments.names import distinct_names
+from obbo_lightning.parts import part
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.table import read_rounds
+from obbo_lightning.streams.stream import Stream
 
 NEEDED = ("algorithm", "data", "seed", "rounds", "regret_window", "evaluation")
-MAY_DIFFER = ("root", "start")  # of the data of runs that are compared
+# Of metrics.csv, besides those of the metric.
+COLUMNS = ("regret/euclidean", "hypergradient_norm", "residual", "gradients", "products")
 # In tables and legends: the paper's, then the others'.
 ORDER = ("obbo", "sobbo", "sobow", "oagd", "adam", "sgdm", "maml", "anil")
 DAMAGE = (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError)
 
 
 class Run(NamedTuple):
-    """A finished run."""
+    """A finished run.
+
+    Attributes:
+        directory: where it is.
+        settings: its complete configuration.
+        summary: the numbers that people compare; ``summary["metric"]`` says what it is judged by.
+        metrics: a row a round.
+        stream: the class of its data, which says what runs must share to be compared.
+        label: what it is called among others.
+    """
 
     directory: RunDirectory
     settings: dict[str, Any]
     summary: dict[str, Any]
     metrics: pl.DataFrame
+    stream: type[Stream]
     label: str = ""
 
 
@@ -72,18 +87,22 @@ def read_run(directory: RunDirectory) -> Run:
         raise ValueError("it is not finished")
     try:
         summary = json.loads(directory.summary.read_text())
-        metrics = pl.read_csv(directory.metrics, infer_schema_length=None)
+        metrics = read_rounds(directory.metrics)
         rounds, metric = summary["rounds"], summary["metric"]
-        # A column without any number is read as text: an exact regret that nobody knows, an error of one task.
-        numbers = [name for name in metrics.columns if metrics[name].null_count() < len(metrics)]
-        metrics = metrics.with_columns(pl.col(name).cast(pl.Float64) for name in numbers)
         if metrics["round"].to_list() != list(range(1, rounds + 1)):
             raise ValueError(f"metrics.csv must have the rounds 1 to {rounds}, got {len(metrics)} rows")
-        for name in (metric, f"test_{metric}", "regret/euclidean", "hypergradient_norm", "gradients", "products"):
-            metrics[name].cast(pl.Float64)
+        metrics.select(metric, f"test_{metric}", f"test_{metric}_se", *COLUMNS)
     except DAMAGE as damage:
         raise ValueError(f"it is damaged: {type(damage).__name__} {' '.join(str(damage).split())}") from None
-    return Run(directory, settings, summary, metrics)
+    return Run(directory, settings, summary, metrics, _stream_class(settings["data"]["name"]))
+
+
+def _stream_class(name: str) -> type[Stream]:
+    """Of a run's data; of data that cannot be loaded any more nothing is known but that it is a stream."""
+    try:
+        return part("data", name)
+    except ValueError:
+        return Stream
 
 
 def read_settings(directory: RunDirectory) -> dict[str, Any]:
@@ -100,7 +119,7 @@ def read_settings(directory: RunDirectory) -> dict[str, Any]:
 
 def label_runs(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
     """With the algorithm's name and whatever tells it from others of that name; each seed once, of equal length."""
-    labels = tell_apart([{**r.settings["algorithm"], "start": r.settings["data"].get("start")} for r in runs])
+    labels = tell_apart([{**run.settings["algorithm"], **_chosen_data(run)} for run in runs])
     labelled = [run._replace(label=label) for run, label in zip(runs, labels, strict=True)]
     kept: dict[tuple[str, int], Run] = {}
     left_out = []
@@ -120,16 +139,31 @@ def label_runs(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
     return list(kept.values()), left_out
 
 
+def _chosen_data(run: Run) -> dict[str, Any]:
+    """What runs on the same data may choose, such as where λ starts; a text only says where the data lie."""
+    chosen = {key: run.settings["data"].get(key) for key in run.stream.may_differ}
+    return {key: value for key, value in chosen.items() if not isinstance(value, str)}
+
+
 def tell_apart(algorithms: Sequence[dict[str, Any]]) -> list[str]:
     """Names, followed by the settings in which those of the same name differ.
 
     >>> tell_apart([{"name": "obbo", "lr": 0.1}, {"name": "obbo", "lr": 0.2}, {"name": "adam", "lr": 0.1}])
     ['obbo, lr = 0.1', 'obbo, lr = 0.2', 'adam']
+    >>> tell_apart([{"name": "/home/me/mine.py:Sparse"}, {"name": "package.theirs.Sparse"}])
+    ['Sparse_mine', 'Sparse_theirs']
     """
-    flat = [dict(_leaves(a)) for a in algorithms]
+    flat = _with_short_names([dict(_leaves(a)) for a in algorithms])
     short = [_label(one, flat, absent_differs=False) for one in flat]
     kinds = {str(sorted(one.items(), key=str)) for one in flat}
     return short if len(set(short)) == len(kinds) else [_label(one, flat, absent_differs=True) for one in flat]
+
+
+def _with_short_names(flat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Settings with their parts (``name``, ``geometry.name``, …) as tables and legends call them."""
+    keys = {key for one in flat for key in one if key.rpartition(".")[2] == "name"}
+    words = {key: distinct_names(sorted({one[key] for one in flat if one.get(key)})) for key in keys}
+    return [{key: words.get(key, {}).get(value, value) for key, value in one.items()} for one in flat]
 
 
 def _label(one: dict[str, Any], flat: Sequence[dict[str, Any]], absent_differs: bool) -> str:
@@ -164,23 +198,23 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _yardstick(settings: dict[str, Any]) -> dict[str, Any]:
-    """What runs must share to be compared; quadratic streams may differ in what their rates are taken over."""
-    free = (*MAY_DIFFER, "condition_number") if settings["data"]["name"] == "quadratic" else MAY_DIFFER
+def _yardstick(run: Run) -> dict[str, Any]:
+    """What runs must share to be compared; where rates are fitted, w_R follows what they are fitted over."""
+    settings, over = run.settings, run.stream.rates_over
     return {
-        "data": {k: v for k, v in settings["data"].items() if k not in free},
+        "data": {k: v for k, v in settings["data"].items() if k not in (*run.stream.may_differ, over)},
         "problem": settings.get("problem"),
-        "regret_window": None if settings["data"]["name"] == "quadratic" else settings["regret_window"],
+        "regret_window": None if over else settings["regret_window"],
         "evaluation.tasks": settings["evaluation"]["tasks"],
     }
 
 
 def _fingerprint(run: Run) -> str:
-    return json.dumps(_yardstick(run.settings), sort_keys=True, default=str)
+    return json.dumps(_yardstick(run), sort_keys=True, default=str)
 
 
 def _what_differs(run: Run, first: Run) -> str:
-    mine, theirs = _yardstick(run.settings), _yardstick(first.settings)
+    mine, theirs = _yardstick(run), _yardstick(first)
     keys = ", ".join(key for key in mine if mine[key] != theirs[key])
     return f"it is of another experiment, with another {keys} than {first.directory.path}"
 

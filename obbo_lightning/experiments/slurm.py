@@ -3,106 +3,28 @@
 import contextlib
 import io
 import os
-import re
 import shutil
 import signal
 import subprocess
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import yaml
-
-from obbo_lightning.configuration import ConfigError
-from obbo_lightning.experiments.compare import LOG
 from obbo_lightning.experiments.grid import Cell
-from obbo_lightning.training.run_directory import RunDirectory, write_atomically
+from obbo_lightning.experiments.logs import LOG, last_line, read_log
+from obbo_lightning.experiments.worker import play
+from obbo_lightning.runs.directory import RunDirectory, write_atomically
 
 JOB = "slurm_job.txt"  # in a cell: the job that plays it
 LOOK_AT_QUEUE = 10.0  # seconds; Slurm serves everybody
 TIMEOUTS = 20  # times that a cell whose time is up is queued again
-SHORTEST = 5  # minutes: the warning comes up to 150 seconds before the end, and finds Python still starting in less
 COMMANDS = ("sbatch", "srun", "squeue", "scontrol")
 
 
-def read_request(path: Path) -> dict[str, Any]:
-    """What the jobs ask of Slurm, from a YAML file, in submitit's words."""
-    try:
-        # As written, all of it: to YAML 12:00:00 is a number, 43200.
-        found = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
-    except OSError as error:
-        raise ConfigError(f"--slurm file {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--slurm file {path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} must have keys and values, got {found!r}")
-    for key in found:
-        if key not in KEYS:
-            raise ConfigError(f"{path} takes {', '.join(KEYS)}, got {key!r}")
-    if "time" not in found:
-        raise ConfigError(f"{path} must have time: {KEYS['time'][2]}, got none")
-    request: dict[str, Any] = {"cpus_per_task": 1}
-    for key, text in found.items():
-        name, read, allowed = KEYS[key]
-        value = read(text)
-        if value is None:
-            raise ConfigError(f"{path}: {key} must be {allowed}, got {text!r}")
-        request[name] = value
-    if not request.get("gpus_per_node"):
-        request.pop("gpus_per_node", None)  # clusters without GPUs refuse a zero, too
-    return request
-
-
-def _name(text: Any) -> str | None:
-    return text if isinstance(text, str) and re.fullmatch(r"[\w.,:@+/-]+", text) else None
-
-
-def _whole(text: Any) -> int | None:
-    return int(text) if isinstance(text, str) and re.fullmatch(r"[1-9]\d{0,5}", text) else None
-
-
-def _gpus(text: Any) -> int | None:
-    return {"0": 0, "1": 1}.get(text) if isinstance(text, str) else None
-
-
-def _memory(text: Any) -> str | None:
-    return text if isinstance(text, str) and re.fullmatch(r"[1-9]\d*[KMGT]B?", text) else None
-
-
-def _minutes(text: Any) -> int | None:
-    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text) if isinstance(text, str) else None
-    if clock:
-        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        asked = (days * 24 + hours) * 60 + minutes + (seconds > 0)
-    else:
-        asked = _whole(text) or 0
-    return asked if asked >= SHORTEST else None
-
-
-def _lines(text: Any) -> list[str] | None:
-    lines = [text] if isinstance(text, str) else text
-    return lines if isinstance(lines, list) and all(isinstance(line, str) and line for line in lines) else None
-
-
-# Our key: submitit's, how to read it, what is allowed.
-KEYS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "partition": ("partition", _name, "a name"),
-    "time": ("time", _minutes, f"minutes, or [days-]hours:minutes:seconds, of at least {SHORTEST} minutes"),
-    "gpus": ("gpus_per_node", _gpus, "0 or 1, because a cell is one process"),
-    "memory": ("mem", _memory, "a whole number with K, M, G or T, such as 16G"),
-    "cpus": ("cpus_per_task", _whole, "an integer of at least 1"),
-    "account": ("account", _name, "a name"),
-    "qos": ("qos", _name, "a name"),
-    "array_parallelism": ("array_parallelism", _whole, "an integer of at least 1"),
-    "setup": ("setup", _lines, "lines of shell"),
-}
-
-
 class PlayCell:
-    """What a job does: ``resume CELL_DIR`` in its own process, so that Slurm's signals come to the run itself.
+    """What a job does: it plays its cell in its own process, so that Slurm's signals come to the run itself.
 
     SIGTERM (scancel, preemption, the end of the time) makes a run save and stop, as anywhere. 90 to 150 seconds before
     the end of its time a job gets SIGUSR2: the run is saved in the same way, and then submitit queues the job again.
@@ -132,10 +54,9 @@ class PlayCell:
         signal.signal(signal.SIGTERM, _stop)
         # Lightning would take the tasks of the job for ranks, and requeue by itself.
         os.environ.pop("SLURM_NTASKS", None)
-        with (self.directory / LOG).open("a", buffering=1) as log:
+        with (self.directory / LOG).open("a") as log:
             log.write(_header(JobEnvironment().job_id))
-            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-                code = _resume(self.directory)
+        code = play(self.directory)
         if code == 128 + signal.SIGTERM and time_is_up:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the queue sends one more
             queue_again(signal.SIGUSR2, None)
@@ -152,23 +73,11 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 
-def _resume(directory: Path) -> int:
-    from obbo_lightning.cli import main
-
-    try:
-        return main(["resume", str(directory)])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    except Exception:
-        traceback.print_exc()
-        return 1
-
-
 class SlurmLauncher:
     """Jobs of an array, one for each cell; a cell whose job is still in the queue is waited for, not submitted again.
 
     Args:
-        request: what the jobs ask for, see `read_request`.
+        request: what the jobs ask for, see `slurm_request.read_request`.
         folder: where submitit keeps its files; the nodes must see it.
         name: of the grid.
     """
@@ -204,7 +113,7 @@ class SlurmLauncher:
         queue = _queue()
         if queue is None:
             raise ValueError("--launcher slurm needs an answer of squeue, got none: is Slurm's controller up?")
-        self._jobs = {run: job for run in runs if (job := _read(run.path / JOB).strip()) in queue}
+        self._jobs = {run: job for run in runs if (job := read_log(run.path / JOB).strip()) in queue}
         new = [run for run in runs if run not in self._jobs]
         waited = len(self._jobs)
         if new:
@@ -229,6 +138,9 @@ class SlurmLauncher:
             self._ended[run] = self._jobs.pop(run)
         return bool(self._jobs)
 
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def stop(self) -> str:
         return f"the jobs go on: the same command waits for them, scancel {self._ids()} ends them"
 
@@ -236,9 +148,9 @@ class SlurmLauncher:
         # A cell that is killed, for its memory say, cannot say so: Slurm's log does.
         job = self._ended[run]
         log = self._folder / f"{job}_0_log.out"
-        _, header, said = _read(run.path / LOG).rpartition(_header(job))
-        cell = _last_line(said if header else "")
-        return f"{cell}; Slurm job {job}: {_last_line(_read(log))}; all of it in {log}"
+        _, header, said = read_log(run.path / LOG).rpartition(_header(job))
+        cell = last_line(said if header else "")
+        return f"{cell}; Slurm job {job}: {last_line(read_log(log))}; all of it in {log}"
 
     def _submit(self, runs: Sequence[RunDirectory]) -> list[str]:
         from submitit import SlurmExecutor
@@ -255,15 +167,6 @@ class SlurmLauncher:
 
     def _ids(self) -> str:
         return " ".join(sorted({job.partition("_")[0] for job in self._jobs.values()}, key=int))
-
-
-def _read(file: Path) -> str:
-    return file.read_text(errors="replace") if file.is_file() else ""
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
 
 
 def _queue() -> set[str] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from obbo_lightning.training.table import read_table
+from obbo_lightning.runs.table import read_rounds
 
 # Okabe and Ito's colours, distinguishable for colour-blind readers.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
@@ -19,7 +19,7 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 
 def draw_figures(metrics: Path, directory: Path, metric: str, untrained: float, title: str) -> list[Path]:
     """Cumulative regret, and stream and test scores; returns the paths of the two PNG files."""
-    table = {name: np.array(values) for name, values in read_table(metrics).items()}
+    table = {column.name: column.to_numpy() for column in read_rounds(metrics).fill_null(np.nan)}
     directory.mkdir(exist_ok=True)
     return [
         _draw_regret(table, directory / "regret.png", title),

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 
 class RoundTable:
     """Appends rows; `cut` drops those after a round, so that a resumed run writes them again.
@@ -18,6 +20,7 @@ class RoundTable:
         self.path = path
         self.columns = columns
         self._file: Any = None
+        self._last = 0
 
     def cut(self, rounds: int) -> None:
         """Open the file with its header and the rows of the first ``rounds`` rounds."""
@@ -36,9 +39,16 @@ class RoundTable:
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row; what a row does not have stays empty."""
+        self._last = self._file.tell()
         csv.writer(self._file, lineterminator="\n").writerow(
             ["" if row.get(name) is None else row[name] for name in self.columns]
         )
+
+    def amend(self, row: dict[str, Any]) -> None:
+        """Write the last row again."""
+        self._file.truncate(self._last)
+        self._file.seek(self._last)
+        self.append(row)
 
     def sync(self) -> None:
         """Make sure that what was written survives anything."""
@@ -52,9 +62,9 @@ class RoundTable:
             self._file = None
 
 
-def read_table(path: Path) -> dict[str, list[float]]:
-    """The columns of a round table; empty cells are NaN."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = list(rows[0]) if rows else []
-    return {name: [float(row[name]) if row[name] else float("nan") for row in rows] for name in names}
+def read_rounds(path: Path) -> pl.DataFrame:
+    """The table of a run: every column is Float64, also the round; empty cells are null.
+
+    Raises what polars raises of a damaged file (`polars.exceptions.PolarsError`), or OSError.
+    """
+    return pl.read_csv(path, infer_schema=False).cast(pl.Float64)

@@ -1,10 +1,13 @@
-"""Checkpoints that are complete or not there: written aside, checksummed, renamed; the last two are kept."""
+"""Checkpoints that are complete or not there: written aside, checksummed, renamed."""
 
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import lightning as L
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 KEPT = 2
 
@@ -13,29 +16,56 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used."""
 
 
+class ExactCheckpoints(TorchCheckpointIO):
+    """Lightning's plugin for files that survive anything: ``Trainer(plugins=[ExactCheckpoints()])``.
+
+    A checkpoint is written aside, synced to the disk, given a checksum beside it, and then renamed: whatever has its
+    name is complete. What is read is checked against its checksum, and holds tensors and plain values only.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write ``path`` and its checksum."""
+        final = Path(path)
+        aside = final.with_suffix(".part")
+        final.parent.mkdir(parents=True, exist_ok=True)
+        super().save_checkpoint(checkpoint, aside, storage_options)
+        _sync(aside)
+        # The checksum is there before the checkpoint has its name.
+        checksum = _checksum_file(final)
+        checksum.write_text(_digest(aside) + "\n")
+        _sync(checksum)
+        os.replace(aside, final)
+        _sync(final.parent)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read what `save_checkpoint` wrote; tensors and plain values, whatever ``weights_only`` says."""
+        return read_checkpoint(path, map_location)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Both files."""
+        super().remove_checkpoint(path)
+        _checksum_file(Path(path)).unlink(missing_ok=True)
+
+
+def read_checkpoint(path: str | os.PathLike[str], map_location: Any = None) -> dict[str, Any]:
+    """A checkpoint's content; where there is a checksum beside it, the file must be what was written."""
+    file = Path(path)
+    if _checksum_file(file).is_file() or not file.is_file():
+        verify_checkpoint(file)
+    checkpoint: dict[str, Any] = torch.load(file, map_location=map_location or "cpu", weights_only=True)
+    return checkpoint
+
+
 def save_checkpoint(trainer: L.Trainer, directory: Path) -> None:
-    """Save the trainer's state under the number of rounds played. Every rank calls this, rank 0 writes."""
-    final = directory / f"round-{trainer.global_step:08d}.ckpt"
-    aside = final.with_suffix(".part")
+    """Save the trainer's state under the number of rounds played, and keep the last two of these."""
+    trainer.save_checkpoint(directory / f"round-{trainer.global_step:08d}.ckpt")
     if trainer.is_global_zero:
-        directory.mkdir(parents=True, exist_ok=True)
-    trainer.save_checkpoint(aside)
-    if not trainer.is_global_zero:
-        return
-    _sync(aside)
-    # The checksum is there before the checkpoint has its name: whatever is named is complete.
-    checksum = _checksum_file(final)
-    checksum.write_text(_digest(aside) + "\n")
-    _sync(checksum)
-    os.replace(aside, final)
-    _sync(directory)
-    for old in list_checkpoints(directory)[:-KEPT]:
-        old.unlink()
-        _checksum_file(old).unlink(missing_ok=True)
+        for old in list_checkpoints(directory)[:-KEPT]:
+            trainer.strategy.remove_checkpoint(old)
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """All named checkpoints, oldest first."""
+    """All checkpoints of the run itself, oldest first."""
     return sorted(directory.glob("round-*.ckpt"))
 
 

@@ -1,69 +1,116 @@
 """Tasks one after another, from any stream."""
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import lightning as L
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least
+from obbo_lightning.streams.stream import Stream
 from obbo_lightning.training.ranks import slots_of
 
 
-class TaskDataset(Dataset[Task]):
-    """A sequence of tasks as torch wants it."""
+class InOrder(IterableDataset[Any]):
+    """Some items of a sequence, in order for any number of loader processes.
 
-    def __init__(self, tasks: Sequence[Task], length: int) -> None:
-        self.tasks = tasks
-        self.length = length
+    Lightning leaves an iterable dataset as it is: it would give every rank a part of anything else.
+
+    Args:
+        items: random access.
+        places: which of them, in order.
+        length: what `len` says; after a resume Lightning counts on from the rounds that were played.
+    """
+
+    def __init__(self, items: Any, places: range, length: int) -> None:
+        self.items, self.places, self.length = items, places, length
 
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, t: int) -> Task:
-        return self.tasks[t]
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        mine = self.places if worker is None else self.places[worker.id :: worker.num_workers]
+        return (self.items[t] for t in mine)
 
 
-class RoundDataset(Dataset[list[Task]]):
-    """Round t has the tasks tn … tn + n − 1 of the stream, whoever computes them; here are those of ``slots``."""
+class Rounds:
+    """Round t has the tasks tn … tn + n − 1 of a sequence, whoever computes them; here are those of ``slots``."""
 
-    def __init__(self, tasks: Sequence[Task], rounds: int, tasks_per_round: int, slots: range) -> None:
-        self.tasks, self.rounds, self.tasks_per_round, self.slots = tasks, rounds, tasks_per_round, slots
-
-    def __len__(self) -> int:
-        return self.rounds
+    def __init__(self, tasks: Sequence[Task], tasks_per_round: int, slots: range) -> None:
+        self.tasks, self.tasks_per_round, self.slots = tasks, tasks_per_round, slots
 
     def __getitem__(self, t: int) -> list[Task]:
         return [self.tasks[t * self.tasks_per_round + slot] for slot in self.slots]
 
 
-class RoundSampler(Sampler[int]):
-    """Rounds t, t+1, … T−1 where t is how many the trainer has played; its length stays T.
+class ArrivingRounds(IterableDataset[list[Task]]):
+    """Rounds of tasks that arrive one after the other: an iterable of tasks, which may be endless.
 
-    After a resume Lightning counts on from batch t but would be served task 0 again by an ordinary sampler.
+    An iterator with ``state_dict`` says where it is; otherwise the tasks of rounds that were played are passed over.
+
+    Args:
+        tasks: makes the iterator.
+        rounds: how many are played; None: until there are no more.
+        tasks_per_round: n.
+        slots: which of a round's tasks this process computes.
+        played: rounds that were played before.
+        state: of the iterator after them, where it had one.
     """
 
-    def __init__(self, module: "StreamDataModule", rounds: int) -> None:
-        self.module = module
-        self.rounds = rounds
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        rounds: int | None,
+        tasks_per_round: int,
+        slots: range,
+        played: int = 0,
+        state: Any = None,
+    ) -> None:
+        self.tasks, self.rounds, self.tasks_per_round, self.slots = tasks, rounds, tasks_per_round, slots
+        self.played, self.state = played, state
+        self._states: deque[tuple[int, Any]] = deque(maxlen=4)  # loaders may be a round or two ahead
 
     def __len__(self) -> int:
+        if self.rounds is None:
+            raise TypeError("a stream that arrives has no length")
         return self.rounds
 
-    def __iter__(self) -> Iterator[int]:
-        trainer = self.module.trainer
-        return iter(range(0 if trainer is None else trainer.global_step, self.rounds))
+    def __iter__(self) -> Iterator[list[Task]]:
+        if get_worker_info() is not None:
+            raise ValueError("workers must be 0 for a stream that arrives task by task, got more")
+        arriving = iter(self.tasks)
+        if self.state is not None:
+            arriving.load_state_dict(self.state)  # type: ignore[attr-defined]
+        else:
+            deque(islice(arriving, self.played * self.tasks_per_round), maxlen=0)  # played already
+        done = self.played
+        while self.rounds is None or done < self.rounds:
+            tasks = list(islice(arriving, self.tasks_per_round))
+            if len(tasks) < self.tasks_per_round:
+                return
+            done += 1
+            if hasattr(arriving, "state_dict"):
+                self._states.append((done, copy.deepcopy(arriving.state_dict())))
+            yield [tasks[slot] for slot in self.slots]
+
+    def state_after(self, rounds: int) -> Any:
+        """Where the iterator was after so many rounds; None where it cannot say."""
+        return next((state for done, state in self._states if done == rounds), None)
 
 
 class StreamDataModule(L.LightningDataModule):
-    """Serves the tasks of a stream, those of one round a batch; task i is a function of (seed, i) alone.
+    """Serves the tasks of a stream, those of one round a batch, in order, from the round that is next.
 
     Args:
-        train: the stream's training tasks.
-        rounds: T, how many rounds are played.
-        validation: tasks for ``validate``.
-        test: tasks for ``test``.
+        stream: a `Stream`, or training tasks: a sequence, or any iterable, which may be endless.
+        rounds: T, how many rounds are played; None: as many as there are tasks for.
+        validation: tasks for ``validate``; those of the stream where this is None.
+        test: tasks for ``test``; those of the stream where this is None.
         judged: how many of the validation and test tasks are used; all of them where this is None.
         workers: loader processes; any number gives the same stream.
         tasks_per_round: n, in all processes together.
@@ -71,42 +118,73 @@ class StreamDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        train: Sequence[Task],
-        rounds: int,
-        validation: Sequence[Task] = (),
-        test: Sequence[Task] = (),
+        stream: Stream | Sequence[Task] | Iterable[Task],
+        rounds: int | None = None,
+        validation: Sequence[Task] | None = None,
+        test: Sequence[Task] | None = None,
         judged: int | None = None,
         workers: int = 0,
         tasks_per_round: int = 1,
     ) -> None:
         super().__init__()
-        at_least("rounds", rounds, 1)
+        self.train = stream.train if isinstance(stream, Stream) else stream
+        ours = (stream.validation, stream.test) if isinstance(stream, Stream) else ((), ())
+        self.validation = ours[0] if validation is None else validation
+        self.test = ours[1] if test is None else test
         self.tasks_per_round = at_least("tasks_per_round", tasks_per_round, 1)
-        if rounds * tasks_per_round > len(train):
-            raise ValueError(
-                f"rounds must be at most the stream's {len(train)} tasks, {tasks_per_round} a round, got {rounds}"
-            )
-        self.train, self.rounds, self.validation, self.test = train, rounds, validation, test
+        self.rounds = rounds if rounds is None else at_least("rounds", rounds, 1)
         self.judged = judged
         self.workers = at_least("workers", workers, 0)
+        self._arriving: ArrivingRounds | None = None
+        self._state: Any = None
+        if isinstance(self.train, Sequence):
+            enough = len(self.train) // tasks_per_round
+            if rounds is not None and rounds > enough:
+                raise ValueError(
+                    f"rounds must be at most the stream's {len(self.train)} tasks, {tasks_per_round} a round, "
+                    f"got {rounds}"
+                )
+            self.rounds = rounds or enough
+        elif workers:
+            raise ValueError(f"workers must be 0 for a stream that arrives task by task, got {workers}")
 
     def train_dataloader(self) -> DataLoader[list[Task]]:
         """The rounds that are still to be played."""
-        rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        slots = slots_of(rank, ranks, self.tasks_per_round)
-        rounds = RoundDataset(self.train, self.rounds, self.tasks_per_round, slots)
-        return self._loader(rounds, sampler=RoundSampler(self, self.rounds))
+        slots = slots_of(*self._rank(), self.tasks_per_round)
+        played = self.trainer.global_step if self.trainer else 0
+        if isinstance(self.train, Sequence):
+            assert self.rounds is not None
+            rounds = Rounds(self.train, self.tasks_per_round, slots)
+            return self._loader(InOrder(rounds, range(played, self.rounds), self.rounds))
+        self._arriving = ArrivingRounds(self.train, self.rounds, self.tasks_per_round, slots, played, self._state)
+        return self._loader(self._arriving)
 
     def val_dataloader(self) -> DataLoader[Task]:
         """Validation tasks."""
-        return self._loader(TaskDataset(self.validation, self._judged(self.validation)))
+        return self._judging(self.validation)
 
     def test_dataloader(self) -> DataLoader[Task]:
         """Test tasks."""
-        return self._loader(TaskDataset(self.test, self._judged(self.test)))
+        return self._judging(self.test)
 
-    def _judged(self, tasks: Sequence[Task]) -> int:
-        return len(tasks) if self.judged is None else min(self.judged, len(tasks))
+    def state_dict(self) -> dict[str, Any]:
+        """Where an arriving stream is after the rounds that were played."""
+        played = self.trainer.global_step if self.trainer else 0
+        return {"stream": self._state if self._arriving is None else self._arriving.state_after(played)}
 
-    def _loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Any]:
-        return DataLoader(dataset, batch_size=None, num_workers=self.workers, **options)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._state = state_dict["stream"]
+
+    def _judging(self, tasks: Sequence[Task]) -> DataLoader[Task]:
+        """Each rank judges some of them."""
+        rank, ranks = self._rank()
+        count = len(tasks) if self.judged is None else min(self.judged, len(tasks))
+        places = range(rank, count, ranks)
+        return self._loader(InOrder(tasks, places, len(places)))
+
+    def _rank(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _loader(self, dataset: IterableDataset[Any]) -> DataLoader[Any]:
+        return DataLoader(dataset, batch_size=None, num_workers=self.workers)

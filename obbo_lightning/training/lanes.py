@@ -8,7 +8,7 @@ import polars as pl
 import torch
 
 from obbo_lightning.training.module import OnlineBilevelModule
-from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.runs.directory import RunDirectory
 
 EVERY = 100
 
@@ -52,8 +52,9 @@ class LaneRecorder(L.Callback):
     def write(self, module: OnlineBilevelModule, tested: dict[str, list[float]]) -> None:
         """Write both files; ``tested`` are columns of one number a lane."""
         np.savez_compressed(self.run.lanes, rounds=np.array(self.rounds), regret=torch.stack(self.regret).numpy())
+        outer = module.outer.detach()
         columns = {
-            "weight": module.outer.detach()[:, 0].tolist(),
+            **({"weight": outer[:, 0].tolist()} if outer.shape[1] == 1 else {}),
             "regret": self.regret[-1].tolist(),
             "gradient_norm": self.gradient_norm.tolist(),
             **tested,

@@ -6,13 +6,15 @@ import lightning as L
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.outer_step import OuterStep
+from obbo_lightning.core.validation import at_least, one_of
 from obbo_lightning.training.ranks import Ranks
 
 
 class BregmanOuterStep(L.Callback):
-    """Owns one `OuterStep`: window memory, rank reduction, non-finite policy, clipping, optimizer step, regret.
+    """Owns one `OuterStep`: window memory, non-finite policy, clipping, optimizer step, regret.
 
-    The module's `training_step` calls it, because Lightning counts an optimizer's steps only there.
+    `OnlineBilevelModule` brings it along, and its `training_step` calls it, because Lightning counts an optimizer's
+    steps only there.
 
     Args:
         algorithm: brings memory, outer rule and clipping.
@@ -20,10 +22,10 @@ class BregmanOuterStep(L.Callback):
         on_nonfinite: ``raise`` or ``skip``.
     """
 
-    def __init__(self, algorithm: Algorithm, regret_window: int, on_nonfinite: str) -> None:
+    def __init__(self, algorithm: Algorithm, regret_window: int = 10, on_nonfinite: str = "raise") -> None:
         self.algorithm = algorithm
-        self.regret_window = regret_window
-        self.on_nonfinite = on_nonfinite
+        self.regret_window = at_least("regret_window", regret_window, 1)
+        self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
         self.step: OuterStep | None = None
         self.ranks: Ranks | None = None
         self._restored: dict[str, Any] | None = None
@@ -35,33 +37,26 @@ class BregmanOuterStep(L.Callback):
         optimizer = pl_module.optimizers()
         if isinstance(optimizer, list):
             raise TypeError(f"there is one outer variable and one optimizer, got {len(optimizer)}")
-        outer = pl_module.get_parameter("outer")
         self.step = OuterStep(
-            outer,
+            pl_module.get_parameter("outer"),
             self.algorithm,
             self.regret_window,
             self.on_nonfinite,
-            self.ranks.share,
             optimizer=optimizer.optimizer,
             apply=optimizer.step,
         )
         if self._restored is not None:
-            memory = dict(self._restored["memory"])
-            if "past" in memory:
-                memory["past"] = [self.ranks.own(met) for met in memory["past"]]
             # Lightning has restored the optimizer itself.
-            optimizer_state = self.step.optimizer.state_dict()
-            self.step.load_state_dict({**self._restored, "memory": memory, "optimizer": optimizer_state})
+            state = {**self._restored, "optimizer": self.step.optimizer.state_dict()}
+            self.step.load_state_dict(state, self.ranks.own_rounds)
             self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
         """Memory and regret of all ranks; Lightning keeps the optimizer and the outer variable."""
         if self.step is None or self.ranks is None:
             return {}
-        state = self.step.state_dict()
+        state = self.step.state_dict(self.ranks.gather_rounds)
         del state["optimizer"]
-        if "past" in state["memory"]:
-            state["memory"]["past"] = self.ranks.gather_past(state["memory"]["past"])
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
-from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.memory import Met, Warm
 from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.share import Share, lanes_of
 
@@ -41,7 +41,7 @@ def require_ranks(trainer: L.Trainer, problem: Problem, lanes: int, tasks_per_ro
         raise ValueError("trainer.strategy must be ddp, got one that spawns or forks: a run's files have one owner")
     if tasks_per_round > 1 and tasks_per_round % ranks:
         raise ValueError(f"tasks_per_round must be a multiple of the {ranks} processes, got {tasks_per_round}")
-    divisible = lanes >= ranks and type(problem).of_lanes is not Problem.of_lanes
+    divisible = lanes >= ranks and problem.knows("of_lanes")
     if tasks_per_round == 1 and not divisible:
         raise ValueError(f"tasks_per_round must be a multiple of the {ranks} processes, got 1")
 
@@ -96,18 +96,22 @@ class Ranks:
             return [Warm(**self._join([part[0] for part in found]))]
         return [Warm(**state) for part in found for state in part]
 
-    def gather_past(self, past: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-        """The same for a window of tasks (`TaskWindow.state_dict`)."""
+    def gather_rounds(self, rounds: list[list[Met]]) -> list[list[Met]]:
+        """The same for rounds whose tasks are remembered (`Memory.exchange`)."""
         if self.size == 1:
-            return past
-        merged = []
-        for met in zip(*self._gather(past), strict=True):  # a round of the past, as each rank has it
+            return rounds
+        plain = [[(task, warm.state_dict()) for task, warm in met] for met in rounds]
+        merged: list[list[Met]] = []
+        for met in zip(*self._gather(plain), strict=True):  # one round, as each rank has it
             if self.by_lanes:
-                warm = self._join([part[0]["warm"] for part in met])
-                merged.append([{"task": met[0][0]["task"], "warm": warm}])
+                merged.append([(met[0][0][0], Warm(**self._join([part[0][1] for part in met])))])
             else:
-                merged.append([one for part in met for one in part])
+                merged.append([(task, Warm(**state)) for part in met for task, state in part])
         return merged
+
+    def own_rounds(self, rounds: list[list[Met]]) -> list[list[Met]]:
+        """Of remembered rounds the tasks of this rank."""
+        return [self.own(met) for met in rounds]
 
     def _join(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         """A warm start with every lane from the rank that owns it."""
@@ -128,4 +132,13 @@ def _on_cpu(value: Any) -> Any:
         return value.cpu()
     if isinstance(value, dict):
         return {k: _on_cpu(v) for k, v in value.items()}
-    return [_on_cpu(v) for v in value] if isinstance(value, list) else value
+    return type(value)(_on_cpu(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def lost_a_rank(error: BaseException) -> bool:
+    """Whether a collective failed because another process has died."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    words = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
+    return isinstance(error, distributed.DistError) or any(word in str(error) for word in words)

@@ -1,39 +1,23 @@
-"""What a run leaves behind: a row a round, evaluations, checkpoints; and how it is stopped."""
+"""What a run leaves behind: a row a round, evaluations, checkpoints, in that order."""
 
-import math
-import signal
 import statistics
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
-import torch
-from torch import Tensor
 
 from obbo_lightning.core.problem import Task
-from obbo_lightning.core.rounds import Round
+from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.table import RoundTable
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import Ranks
-from obbo_lightning.training.run_directory import RunDirectory
-from obbo_lightning.training.table import RoundTable
-
-REGRETS = ("euclidean", "generalized", "exact")
-NUMBERS = ("hypergradient_norm", "direction_norm", "generalized_norm", "residual", "hypergradient_error")
-COUNTS = ("gradients", "products", "window_fill", "skipped")
-
-
-class Stopped(Exception):
-    """A signal ended the run after a complete round and its checkpoint."""
-
-    def __init__(self, signum: int, rounds: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name} after round {rounds}")
-        self.signum = signum
+from obbo_lightning.training.rows import Row, columns_of
+from obbo_lightning.training.signals import Stopped, StopSignals
 
 
 class Recorder(L.Callback):
@@ -42,7 +26,7 @@ class Recorder(L.Callback):
     Args:
         run: where to write.
         test: the fixed test tasks.
-        metric: what is evaluated: ``accuracy`` or ``loss``.
+        metric: what is evaluated: ``loss``, or one of the problem's scores.
         evaluate_every: rounds between evaluations.
         checkpoint_every: rounds between checkpoints.
     """
@@ -55,23 +39,18 @@ class Recorder(L.Callback):
         self.metric = metric
         self.evaluate_every = at_least("evaluation.every", evaluate_every, 1)
         self.checkpoint_every = at_least("checkpoint.every", checkpoint_every, 1)
-        scores = [] if metric == "loss" else [metric]
-        self.metrics = RoundTable(
-            run.metrics,
-            ["round", "loss", "inner_loss", *scores, f"test_{metric}", f"test_{metric}_se"]
-            + [f"regret/{name}" for name in REGRETS]
-            + [*NUMBERS, *COUNTS],
-        )
+        self.metrics = RoundTable(run.metrics, columns_of(metric))
         self.timings = RoundTable(run.timings, ["round", "seconds", "evaluation_seconds"])
         self.untrained: list[float] = []
         self.tested: list[float] = []
-        self.row: dict[str, Any] = {}
+        self.row: Row = {}
+        self.clock: dict[str, float] = {}
         self.seconds_before = 0.0
         self.oracle_calls = 0
+        self.signals = StopSignals()
         self._born = time.perf_counter()
         self._began = 0.0
-        self._signal = 0
-        self._handlers: dict[signal.Signals, Any] = {}
+        self._after_validation = 0  # the signal, or −1 for none, of a checkpoint that waits for a validation
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations that the summary compares."""
@@ -88,8 +67,7 @@ class Recorder(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the tables where the checkpoint ended; judge the untrained λ_1 once."""
         self.run.settle(Path(trainer.strategy.broadcast(str(self.run.path))))  # rank 0 has made it
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {n: signal.signal(n, self._remember) for n in (signal.SIGINT, signal.SIGTERM)}
+        self.signals.listen()
         if trainer.is_global_zero:
             self.metrics.cut(trainer.global_step)
             self.timings.cut(trainer.global_step)
@@ -107,32 +85,57 @@ class Recorder(L.Callback):
     ) -> None:
         """Row, evaluation, then checkpoint: what a checkpoint follows is on disk already."""
         module, rounds = _online(pl_module), trainer.global_step
-        if module.played is None or module.outer_step.step is None:
+        if module.played is None:
             raise RuntimeError("a batch ended without a round")
-        last = rounds == trainer.num_training_batches
-        stop = _ranks(module).any(self._signal, module.device)
-        clock = {"round": rounds, "seconds": time.perf_counter() - self._began}
-        self.row = {"round": rounds, **summarise(module.played, module.outer_step.step.memory.fill)}
+        last = rounds >= _planned(trainer)
+        stop = _ranks(module).any(self.signals.came, module.device)
+        self.signals.rounds = rounds
+        self.clock = {"round": rounds, "seconds": time.perf_counter() - self._began}
+        self.row = dict(module.row)
         if rounds % self.evaluate_every == 0 or last:
-            began = time.perf_counter()
-            self.tested = self._evaluate(module)
-            centre, error = self.centre_and_error(self.tested)
-            self.row |= {f"test_{self.metric}": centre, f"test_{self.metric}_se": error}
-            clock["evaluation_seconds"] = time.perf_counter() - began
+            self._test(module)
         if trainer.is_global_zero:
             self.metrics.append(self.row)
-            self.timings.append(clock)
+            self.timings.append(self.clock)
         self.oracle_calls += sum(module.played.calls.values())
-        watched = {**self.row, **clock, "oracle_calls": self.oracle_calls}
-        for logger in trainer.loggers:
-            logger.log_metrics({k: v for k, v in watched.items() if v is not None}, step=rounds)
+        tested = {name: value for name, value in self.row.items() if name.startswith("test_")}
+        seconds = {name: value for name, value in self.clock.items() if name != "round"}
+        module.log_numbers({**tested, **seconds, "oracle_calls": self.oracle_calls})
         if rounds % self.checkpoint_every == 0 or last or stop:
+            # A validation that is due now belongs to this round: callbacks that watch it must be saved after it.
+            self._after_validation = stop if stop and not last else -1
+            if not _validates_now(trainer, rounds):
+                self._save(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save what has waited for this."""
+        if self._after_validation and trainer.training:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Where somebody ended the run before its last round (early stopping, a time limit), judge what it has."""
+        if self.row and f"test_{self.metric}" not in self.row:
+            self._test(_online(pl_module))
             if trainer.is_global_zero:
-                self.metrics.sync()
-                self.timings.sync()
-            save_checkpoint(trainer, self.run.checkpoints)
-        if stop and not last:
-            raise Stopped(stop, rounds)
+                self.metrics.amend(self.row)
+                self.timings.amend(self.clock)
+            self._after_validation = -1
+        if self._after_validation:
+            self._save(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Whoever asked for a checkpoint: the rows before it are on disk before it is."""
+        if trainer.is_global_zero:
+            self.metrics.sync()
+            self.timings.sync()
+
+    def _save(self, trainer: L.Trainer) -> None:
+        stop, self._after_validation = self._after_validation, 0
+        save_checkpoint(trainer, self.run.checkpoints)
+        if stop > 0:
+            raise Stopped(stop, trainer.global_step)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Lightning tears nothing down after an exception."""
@@ -140,9 +143,7 @@ class Recorder(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the tables, and give the signals back."""
-        for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
-        self._handlers = {}
+        self.signals.give_back()
         self.metrics.close()
         self.timings.close()
 
@@ -151,56 +152,34 @@ class Recorder(L.Callback):
         several_lanes = len(values) > len(self.test)
         return (statistics.median(values), None) if several_lanes else mean_and_error(values)
 
+    def _test(self, module: OnlineBilevelModule) -> None:
+        began = time.perf_counter()
+        self.tested = self._evaluate(module)
+        centre, error = self.centre_and_error(self.tested)
+        self.row |= {f"test_{self.metric}": centre, f"test_{self.metric}_se": error}
+        self.clock["evaluation_seconds"] = time.perf_counter() - began
+
     def _evaluate(self, module: OnlineBilevelModule) -> list[float]:
         """Each rank judges some of the tasks, and all know the scores."""
         ranks = _ranks(module)
-        module.gather_judged_from()
+        module.gather_start()
         scores = module.outer.detach().new_zeros(len(self.test), len(module.outer))
         for i in range(ranks.rank, len(self.test), ranks.size):
             task = module.transfer_batch_to_device(self.test[i], module.device, 0)
             task = module.trainer.precision_plugin.convert_input(task)
             scores[i] = module.evaluate(task)[self.metric]
-        return ranks.share.sum(scores).flatten().tolist()
-
-    def _remember(self, signum: int, frame: FrameType | None) -> None:
-        if self._signal:  # asked twice: at once
-            raise Stopped(signum, int(self.row.get("round", 0)))
-        self._signal = signum
+        return ranks.share.sum([scores])[0].flatten().tolist()
 
 
-def summarise(played: Round, window_fill: int) -> dict[str, float | int | None]:
-    """A round as a row of numbers: medians over lanes."""
-    step = played.step
-    per_lane: dict[str, Tensor | None] = {
-        "loss": played.loss,
-        "inner_loss": played.inner_loss,
-        **played.scores,
-        **{f"regret/{name}": step.regret[name] for name in REGRETS},
-        "hypergradient_norm": step.hypergradient.norm(dim=-1),
-        "direction_norm": step.direction.norm(dim=-1),
-        "generalized_norm": None if step.generalized is None else step.generalized.norm(dim=-1),
-        "residual": played.residual,
-        "hypergradient_error": step.hypergradient_error,
-    }
-    known = {name: values for name, values in per_lane.items() if values is not None}
-    numbers = torch.stack([_median(values) for values in known.values()]).tolist()  # one transfer
-    row: dict[str, float | int | None] = dict.fromkeys(per_lane)
-    row |= dict(zip(known, numbers, strict=True))
-    return row | {**played.calls, "window_fill": window_fill, "skipped": int(step.skipped.sum())}
+def _planned(trainer: L.Trainer) -> float:
+    """How many rounds there will be, if nobody stops them earlier."""
+    return min(trainer.num_training_batches, trainer.max_steps if trainer.max_steps >= 0 else float("inf"))
 
 
-def _median(values: Tensor) -> Tensor:
-    """The mean of the two in the middle, also where they are infinite; NaN sorts last."""
-    ordered = values.double().sort().values
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard error; one value has none."""
-    numbers = torch.tensor(values, dtype=torch.float64)
-    mean = float(numbers.mean()) if values else math.nan
-    error = float(numbers.std()) / len(values) ** 0.5 if len(values) > 1 else math.nan
-    return mean, error if math.isfinite(error) else None
+def _validates_now(trainer: L.Trainer, rounds: int) -> bool:
+    """Whether Lightning validates after this round."""
+    every = trainer.val_check_batch
+    return trainer.enable_validation and every is not None and rounds % every == 0
 
 
 def _ranks(module: OnlineBilevelModule) -> Ranks:

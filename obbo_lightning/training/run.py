@@ -1,10 +1,9 @@
 """One run, from settings to summary."""
 
-import importlib
-import logging
-import math
 import os
+import sys
 import time
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,33 +11,30 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import polars as pl
-import torch
 import yaml
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
-from rich.table import Table
 
-from obbo_lightning.configuration import Settings, build_part, check
-from obbo_lightning.core.allocator import keep_freed_memory
 from obbo_lightning.core.validation import at_least
-from obbo_lightning.experiments.figures import draw_figures
-from obbo_lightning.training.dashboards import finish_logger, make_logger
+from obbo_lightning.runs.directory import RunDirectory, write_atomically
+from obbo_lightning.runs.earlier import read_settings
+from obbo_lightning.runs.figures import draw_figures
+from obbo_lightning.runs.summary import Judgement, print_summary, summarise, title_of
+from obbo_lightning.runs.table import read_rounds
+from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
+from obbo_lightning.settings.files import Settings
+from obbo_lightning.settings.schema import complete
+from obbo_lightning.streams.stream import Stream
+from obbo_lightning.training.allocator import keep_freed_memory
+from obbo_lightning.training.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.lanes import LaneRecorder
+from obbo_lightning.training.loggers import finish_logger, make_logger
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.progress import RoundProgress
-from obbo_lightning.training.ranks import is_first, require_ranks
-from obbo_lightning.training.recorder import Recorder, mean_and_error
-from obbo_lightning.training.run_directory import RunDirectory, write_atomically
-from obbo_lightning.training.table import read_table
-
-NOISE = (
-    ".*does not have many workers.*",
-    ".*your dataloader is not resumable.*",  # RoundSampler is
-    ".*callbacks used to create the checkpoint.*",  # judging a run needs none of them
-    ".*treespec, LeafSpec.*",
-    ".*`srun` command is available.*",  # a run on a login node, or a cell that is one process, does not want it
-)
+from obbo_lightning.training.ranks import is_first, lost_a_rank
+from obbo_lightning.training.recorder import Recorder
+from obbo_lightning.training.signals import Stopped
+from obbo_lightning.training.trainer import make_trainer, require_trainer
 
 
 class Parts(NamedTuple):
@@ -46,63 +42,39 @@ class Parts(NamedTuple):
 
     module: OnlineBilevelModule
     data: StreamDataModule
-    metric: str
-    lanes: pl.DataFrame | None = None
-    skipped: Sequence[Any] = ()
+    stream: Stream
 
 
 def build(settings: Settings) -> Parts:
     """The module and its data; refuses whatever is impossible."""
     keep_freed_memory()
-    seed = settings["seed"]
-    stream = build_part(settings, "data", seed=seed)
-    problem = stream.problem(**settings.get("problem", {}))
+    stream = build_stream(settings)
+    problem = build_problem(settings, stream)
     module = OnlineBilevelModule(
         problem,
-        build_part(settings, "algorithm"),
-        stream.initial_outer(problem, seed),
-        seed,
+        build_algorithm(settings),
+        stream.start(problem, settings["seed"]),
+        settings["seed"],
         settings["regret_window"],
         settings["on_nonfinite"],
         settings["tasks_per_round"],
-        {"loop": False, "vmap": True, "auto": None}[settings["several_tasks"]],
+        settings["several_tasks"],
     )
     at_least("evaluation.every", settings["evaluation"]["every"], 1)
     at_least("checkpoint.every", settings["checkpoint"]["every"], 1)
-    _require_trainer(settings, module)
+    require_trainer(settings, module)
     tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
-    if tasks > len(stream.test):
+    if stream.test and tasks > len(stream.test):
         raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
     data = StreamDataModule(
-        stream.train,
+        stream,
         settings["rounds"],
-        stream.validation,
-        stream.test[:tasks],
-        tasks,
-        settings["workers"],
-        settings["tasks_per_round"],
+        test=stream.test[:tasks],
+        judged=tasks,
+        workers=settings["workers"],
+        tasks_per_round=settings["tasks_per_round"],
     )
-    return Parts(module, data, stream.metric, getattr(stream, "lanes", None), getattr(stream, "skipped", ()))
-
-
-def _require_trainer(settings: Settings, module: OnlineBilevelModule) -> None:
-    """Let Lightning refuse what it cannot do here, before anything is written."""
-    try:
-        trainer = make_trainer(settings, [], logger=False)
-    except (MisconfigurationException, ValueError, RuntimeError, TypeError, ImportError) as refusal:
-        known = str(refusal).startswith("trainer.")
-        raise ValueError(str(refusal) if known else f"trainer: {refusal}") from None
-    if str(trainer.precision) not in ("32-true", "64-true"):
-        raise ValueError(
-            f"trainer.precision must be 32 or 64, got {trainer.precision}: a hypergradient needs all of it; inner "
-            "steps alone can take algorithm.inner.precision bf16"
-        )
-    require_ranks(trainer, module.problem, len(module.outer), settings["tasks_per_round"])
-
-
-def complete(settings: Settings) -> Settings:
-    """Checked settings with every default filled in, as plain values."""
-    return _plain(check(settings).as_dict())
+    return Parts(module, data, stream)
 
 
 def fit(
@@ -123,159 +95,93 @@ def fit(
         quiet: print nothing.
         parts: what the settings build, where that was done already.
     """
-    began = time.perf_counter()
-    first = is_first()
+    began, first = time.perf_counter(), is_first()
     console = Console(quiet=quiet or not first)
-    module, data, metric, lanes, skipped = parts or build(settings)
-    recorder = Recorder(run, data.test, metric, settings["evaluation"]["every"], settings["checkpoint"]["every"])
+    module, data, stream = parts or build(settings)
+    every = settings["evaluation"]["every"], settings["checkpoint"]["every"]
+    recorder = Recorder(run, data.test, stream.metric.name, *every)
     if first:
         write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
-        if skipped:
-            pl.DataFrame(skipped).write_csv(run.path / "skipped.csv")
+        if stream.skipped:
+            pl.DataFrame(stream.skipped).write_csv(run.path / "skipped.csv")
     logger = make_logger(settings, run, console) if first else None
     shown = [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
-    many = [] if lanes is None else [LaneRecorder(run, lanes)]
+    many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
     trainer = make_trainer(settings, [*many, recorder, *shown, *callbacks], logger or False)
     console.print(f"run directory {run.path}")
     trainer.fit(module, data, ckpt_path=checkpoint)
     if not first:
         return {}
     for lane_recorder in many:
-        lane_recorder.write(module, {f"test_{metric}": recorder.tested})
-    untrained, _ = recorder.centre_and_error(recorder.untrained)
-    figures = draw_figures(run.metrics, run.figures, metric, untrained, _title(settings))
-    summary = summarise_run(settings, run, recorder, recorder.seconds_before + time.perf_counter() - began)
-    if lanes is not None:
-        summary |= {"events": len(lanes), "events_skipped": len(skipped)}
-    run.write_summary(summary)
+        lane_recorder.write(module, {f"test_{stream.metric.name}": recorder.tested})
+    figures, summary = _conclude(settings, run, recorder, Parts(module, data, stream), time.perf_counter() - began)
     finish_logger(logger, run, console)
     print_summary(console, settings, summary, figures)
     return summary
 
 
-def make_trainer(
-    settings: Settings, callbacks: list[L.Callback], logger: Any, limit_val_batches: float = 0
-) -> L.Trainer:
-    """Lightning's Trainer with what an online run needs; the rest is the user's."""
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for message in NOISE:
-        warnings.filterwarnings("ignore", message=message)
-    options = {k: v for k, v in settings["trainer"].items() if v is not None}
-    chosen = options.get("callbacks") or []
-    chosen = [_callback(c) for c in (chosen if isinstance(chosen, list) else [chosen])]
-    options |= {
-        "max_epochs": 1,
-        "use_distributed_sampler": False,  # it would halve the stream
-        "enable_checkpointing": False,  # ours are exact
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "limit_val_batches": limit_val_batches,  # rounds are evaluated by the recorder, before they are saved
-        "num_sanity_val_steps": 0,
-        "log_every_n_steps": 1,
-        "inference_mode": False,  # adapting needs gradients
-        "logger": logger,
-        "callbacks": [*chosen, *callbacks],
-    }
-    return L.Trainer(**options)
+def _conclude(
+    settings: Settings, run: RunDirectory, recorder: Recorder, parts: Parts, seconds: float
+) -> tuple[list[Path], dict[str, Any]]:
+    """Figures, then the summary: a run that has one is finished."""
+    stream, rounds = parts.stream, read_rounds(run.metrics)
+    untrained, _ = recorder.centre_and_error(recorder.untrained)
+    figures = draw_figures(run.metrics, run.figures, stream.metric.name, untrained, title_of(settings))
+    judged = Judgement(stream.metric, recorder.untrained, recorder.tested)
+    summary = summarise(settings, rounds, judged, recorder.seconds_before + seconds)
+    if stream.lanes is not None:
+        summary |= {"events": len(stream.lanes), "events_skipped": len(stream.skipped)}
+    notes = parts.module.problem.notes()
+    run.write_summary({**summary, "notes": notes} if notes else summary)
+    return figures, {**summary, "notes": notes}
 
 
-def _callback(entry: Any) -> L.Callback:
-    """A callback by its name or class path, with what it is to be made with."""
-    entry = {"class_path": entry} if isinstance(entry, str) else entry
-    module, _, name = entry["class_path"].rpartition(".")
+def resume(directory: Path, checkpoint: Path | None = None, devices: int | None = None) -> int:
+    """Go on with a run exactly where it stopped, and return the exit code of its process; refuses what is finished.
+
+    Args:
+        directory: of the run.
+        checkpoint: from here instead of the newest one.
+        devices: any number of processes goes on with a run.
+    """
+    run = RunDirectory.existing(directory)
+    settings = complete(read_settings(run))
+    if devices is not None:
+        settings["trainer"]["devices"] = devices
+    if run.finished:
+        raise ValueError(f"{run.path} is finished: it has a {run.summary.name}")
+    if checkpoint:
+        chosen: Path | None = verify_checkpoint(checkpoint)
+    else:
+        # A run that was stopped before its first checkpoint begins again.
+        chosen = newest_checkpoint(run.checkpoints) if list_checkpoints(run.checkpoints) else None
+    return play_to_exit_code(settings, run, chosen, build(settings))
+
+
+def play_to_exit_code(settings: Settings, run: RunDirectory, checkpoint: Path | None, parts: Parts) -> int:
+    """`fit`, and what its process says and returns: 0, 1 after a failure, 128 + n after signal n."""
+    # Lightning has its own format, with paths; ours must come after it.
+    warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {message}\n"
+    go_on = f"go on with: python -m obbo_lightning resume {run.path}"
     try:
-        found = getattr(importlib.import_module(module or "lightning.pytorch.callbacks"), name)
-    except (ImportError, AttributeError):
-        raise ValueError(f"trainer.callbacks must name a callback, got {entry['class_path']!r}") from None
-    made: L.Callback = found(**(entry.get("init_args") or {}))
-    return made
-
-
-def summarise_run(settings: Settings, run: RunDirectory, recorder: Recorder, seconds: float) -> dict[str, Any]:
-    """The numbers of a run that people compare."""
-    table, metric = read_table(run.metrics), recorder.metric
-    untrained, final = mean_and_error(recorder.untrained), mean_and_error(recorder.tested)
-    better = 1 if metric == "accuracy" else -1
-    gain = mean_and_error([better * (b - a) for a, b in zip(recorder.untrained, recorder.tested, strict=True)])
-    last = {name: values[-1] for name, values in table.items()}
-    recent = table[metric][-100:]
-    return {
-        "experiment": settings["experiment"],
-        "algorithm": settings["algorithm"]["name"],
-        "seed": settings["seed"],
-        "rounds": int(last["round"]),
-        "metric": metric,
-        "test_tasks": len(recorder.tested),
-        f"untrained_test_{metric}": _known(untrained[0]),
-        f"untrained_test_{metric}_se": untrained[1],
-        f"test_{metric}": _known(final[0]),
-        f"test_{metric}_se": final[1],
-        **_middle(f"test_{metric}", recorder.tested),
-        "gain": _known(gain[0]),
-        "gain_se": gain[1],
-        f"stream_{metric}": _known(sum(table[metric]) / len(table[metric])),
-        f"stream_{metric}_last_100": _known(sum(recent) / len(recent)),
-        **{f"regret_{name}": _known(last[f"regret/{name}"]) for name in ("euclidean", "generalized", "exact")},
-        "skipped": int(sum(table["skipped"])),
-        "seconds": round(seconds, 3),
-    }
-
-
-def _middle(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Median and median absolute deviation, which outliers do not move."""
-    numbers = torch.tensor(values, dtype=torch.float64)
-    median = numbers.quantile(0.5)
-    return {f"{name}_median": float(median), f"{name}_mad": float((numbers - median).abs().quantile(0.5))}
-
-
-def print_summary(console: Console, settings: Settings, summary: dict[str, Any], figures: list[Path]) -> None:
-    """A small table, and where the figures are."""
-    metric = summary["metric"]
-    table = Table(title=_title(settings), show_header=False)
-    table.add_row(f"untrained test {metric}", _with_error(summary, f"untrained_test_{metric}"))
-    table.add_row(f"test {metric} after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
-    if metric != "accuracy":  # errors have long tails
-        table.add_row(
-            "its median ± median absolute deviation",
-            f"{summary[f'test_{metric}_median']:.3f} ± {summary[f'test_{metric}_mad']:.3f}",
-        )
-    table.add_row(f"gain, paired on {summary['test_tasks']} test tasks", _with_error(summary, "gain"))
-    recent = min(100, summary["rounds"])
-    table.add_row(f"stream {metric}, last {recent} rounds", _shown(summary[f"stream_{metric}_last_100"]))
-    for name in ("euclidean", "generalized", "exact"):
-        if summary[f"regret_{name}"] is not None:
-            table.add_row(f"{name} regret", f"{summary[f'regret_{name}']:.4g}")
-    if summary["skipped"]:
-        table.add_row("rounds skipped as not finite", str(summary["skipped"]))
-    table.add_row("seconds", f"{summary['seconds']:.0f}")
-    console.print(table)
-    for path in figures:
-        console.print(f"figure {path}", soft_wrap=True)
-
-
-def _title(settings: Settings) -> str:
-    algorithm = settings["algorithm"]
-    window = f", w = {algorithm['window']}" if "window" in algorithm else ""
-    return f"{algorithm['name']}{window}, {settings['data']['name']} stream, seed {settings['seed']}"
-
-
-def _with_error(summary: dict[str, Any], key: str) -> str:
-    error = summary[f"{key}_se"]
-    return _shown(summary[key]) + ("" if error is None else f" ± {error:.3f}")
-
-
-def _shown(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.3f}"
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+        fit(settings, run, checkpoint, parts=parts)
+    except Stopped as stop:
+        if not is_first():  # rank 0 speaks for all; a code of ours would make Lightning kill it
+            return 0
+        print(f"obbo: {stop}; {go_on}", file=sys.stderr)
+        return 128 + stop.signum
+    except FloatingPointError as blow_up:  # of all ranks in the same round
+        if is_first():
+            print(f"obbo: {blow_up}", file=sys.stderr)
+        return 1
+    except (ValueError, RuntimeError) as error:  # refusals came before: this one is a defect, and its place matters
+        lost = lost_a_rank(error)
+        if not lost:
+            traceback.print_exc()
+        elif is_first():
+            print(f"obbo: another process of this run is gone; {go_on}", file=sys.stderr)
+        if not is_first() or lost:
+            sys.stderr.flush()
+            os._exit(1)  # torch would wait for the others
+        return 1
+    return 0

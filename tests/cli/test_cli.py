@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.runs.directory import RunDirectory
 
 from obbo_lightning import cli
 
@@ -60,7 +60,7 @@ MISTAKES = {
     "shots": (["fit", "--data.shots", "0"], "data.shots must be an integer of at least 1, got 0"),
     "order": (["fit", "--data.order", "sorted"], "data.order must be one of iid, drift, got 'sorted'"),
     "tasks": (["fit", "--evaluation.tasks", "0"], "evaluation.tasks must be an integer of at least 1, got 0"),
-    "filters": (["fit", "--problem.filters", "0"], "problem.filters must be an integer of at least 1, got 0"),
+    "filters": (["fit", "--problem.network.filters", "0"], "problem.filters must be an integer of at least 1, got 0"),
     "triple": (["fit", "--algorithm.geometry", "burg"], "is not supported; these are"),
     "start outside": (
         ["fit", "--algorithm.domain", "box", "--algorithm.domain.lower", "5", "--algorithm.domain.upper", "6"],
@@ -198,7 +198,7 @@ def test_help_names_the_flags_with_their_meaning(capsys):
 
 
 RUN = [
-    "--rounds", "400", "--problem.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "2",
+    "--rounds", "400", "--problem.network.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "2",
     "--checkpoint.every", "5", "--algorithm.inner.steps", "1", "--trainer.accelerator", "cpu",
 ]  # fmt: skip
 

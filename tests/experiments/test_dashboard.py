@@ -183,8 +183,8 @@ def test_sweeps_cover_window_step_decay_and_inner_steps():
 
 
 def test_a_sweeps_agent_names_the_run(monkeypatch, tmp_path):
-    from obbo_lightning.training.dashboards import _identity
-    from obbo_lightning.training.run_directory import RunDirectory
+    from obbo_lightning.training.loggers import _identity
+    from obbo_lightning.runs.directory import RunDirectory
 
     monkeypatch.setenv("WANDB_SWEEP_ID", "s")
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")

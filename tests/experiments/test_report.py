@@ -15,7 +15,7 @@ from obbo_lightning import cli
 from obbo_lightning.experiments.runs import find_runs, tell_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
-FAST = ["--evaluation.every", "2", "--evaluation.tasks", "2", "--problem.filters", "3", "--data.image_size", "16"]
+FAST = ["--evaluation.every", "2", "--evaluation.tasks", "2", "--problem.network.filters", "3", "--data.image_size", "16"]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from obbo_lightning import cli
 from obbo_lightning.experiments import slurm
 from obbo_lightning.experiments.compare import prepare
 from obbo_lightning.experiments.grid import read_grid
-from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.runs.directory import RunDirectory
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRID = {

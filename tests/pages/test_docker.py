@@ -186,7 +186,7 @@ def test_the_commands_of_the_image_give_an_installation_that_plays():
         assert run(*entry_point, "--version").stdout.strip() == __version__
         origin = run("python", "-c", "import obbo_lightning; print(obbo_lightning.__file__)").stdout
         assert origin.startswith(f"{root}/opt/venv/lib")  # not the source
-        tiny = ["--rounds", "2", "--problem.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "2"]
+        tiny = ["--rounds", "2", "--problem.network.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "2"]
         run(*entry_point, "fit", *tiny)
         run(*entry_point, "fit", "--algorithm", "maml", *tiny)
         assert len(list(work.glob("runs/default/*/summary.json"))) == 2

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-RUN = ["--rounds", "6", "--problem.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "2",
+RUN = ["--rounds", "6", "--problem.network.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "2",
        "--evaluation.every", "3", "--trainer.accelerator", "cpu"]  # fmt: skip
 
 

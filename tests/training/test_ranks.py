@@ -28,7 +28,7 @@ from obbo_lightning.streams.synthetic import SyntheticStream
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 F64 = torch.float64
 HERE = Path(__file__).parent
-SMALL = ["--rounds", "20", "--problem.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "3"]
+SMALL = ["--rounds", "20", "--problem.network.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "3"]
 SMALL += [
     "--evaluation.every",
     "10",

@@ -15,7 +15,7 @@ from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.training import checkpoints
 from obbo_lightning.training import run as runs
 from obbo_lightning.training.recorder import Recorder
-from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.runs.directory import RunDirectory
 
 # A network of three filters is far from convex.
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
@@ -26,7 +26,7 @@ rounds: 10
 on_nonfinite: raise
 algorithm: {lr: 0.01, window: 3, inner: {steps: 2, lr: 0.05}, hypergradient: {steps: 2}}
 data: {ways: 3, shots: 2, queries: 2, image_size: 16}
-problem: {filters: 3}
+problem: {network: {filters: 3}}
 evaluation: {every: 5, tasks: 2}
 checkpoint: {every: 4}
 trainer: {accelerator: cpu}

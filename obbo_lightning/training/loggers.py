@@ -8,7 +8,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 
-from obbo_lightning.training.run_directory import RunDirectory
+from obbo_lightning.parts import short_name
+from obbo_lightning.runs.directory import RunDirectory
 
 
 def make_logger(settings: dict[str, Any], run: RunDirectory, console: Console) -> Logger | None:
@@ -28,7 +29,7 @@ def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -
         "project": wanted["project"] or os.environ.get("WANDB_PROJECT") or "obbo_lightning",
         "name": wanted["name"] or run.path.name,
         "group": wanted["group"] or settings["experiment"],
-        "tags": wanted["tags"] or [settings["algorithm"]["name"], settings["data"]["name"]],
+        "tags": wanted["tags"] or [short_name(settings[part]["name"]) for part in ("algorithm", "data")],
         "save_dir": run.path,
         "config": settings,
         "id": _identity(run),

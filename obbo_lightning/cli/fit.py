@@ -1,0 +1,40 @@
+"""`fit`: play a stream."""
+
+from pathlib import Path
+
+from obbo_lightning.parts import short_name
+from obbo_lightning.settings.files import Settings, default_config, find_config, read_yaml
+from obbo_lightning.settings.flags import read_flags
+from obbo_lightning.settings.layers import merge
+from obbo_lightning.settings.schema import check, complete, make_parser
+
+
+def run(arguments: list[str]) -> int:
+    """From the command line to a run directory."""
+    flags = read_flags(arguments)
+    settings = merge([read_yaml(path) for path in (default_config(), *map(find_config, flags.files))], flags.settings)
+    if flags.switches & {"help", "h"}:
+        parser = make_parser(settings)
+        parser.set_defaults(check(settings).as_flat().__dict__)  # what this very command would use
+        parser.print_help()
+        return 0
+    settings = complete(settings)
+    if "print_config" in flags.switches:
+        import yaml
+
+        print(yaml.safe_dump(settings, sort_keys=False), end="")
+        return 0
+    return _play(settings)
+
+
+def _play(settings: Settings) -> int:
+    from obbo_lightning.runs.directory import RunDirectory
+    from obbo_lightning.training.ranks import is_first
+    from obbo_lightning.training.run import build, play_to_exit_code
+
+    parts = build(settings)  # refuses what is impossible before anything is written
+    directory = RunDirectory(Path(settings["output"]))  # rank 0 names it for all
+    if is_first():
+        algorithm = short_name(settings["algorithm"]["name"])
+        directory = RunDirectory.create(settings["output"], settings["experiment"], algorithm)
+    return play_to_exit_code(settings, directory, None, parts)

@@ -1,0 +1,38 @@
+"""What `validate` and `test` share: a run's λ, judged on tasks that nothing is learned from."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from obbo_lightning.cli.flags import Flags
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.earlier import read_settings
+from obbo_lightning.settings.schema import complete
+from obbo_lightning.training.checkpoints import newest_checkpoint, verify_checkpoint
+from obbo_lightning.training.run import build
+from obbo_lightning.training.trainer import make_trainer
+
+
+def judge(command: str, arguments: list[str]) -> int:
+    """Print a small table; ``command`` is the Trainer's method."""
+    parser = Flags(command)
+    parser.add_argument("directory", metavar="RUN_DIR")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--tasks", type=int)
+    asked = parser.parse_args(arguments)
+    run = RunDirectory.existing(asked.directory)
+    settings = complete(read_settings(run))
+    if asked.tasks is not None:
+        settings["evaluation"]["tasks"] = asked.tasks
+    settings["trainer"]["devices"] = 1  # one process judges as well as several
+    chosen = verify_checkpoint(asked.checkpoint) if asked.checkpoint else newest_checkpoint(run.checkpoints)
+    module, data, _ = build(settings)
+    trainer = make_trainer(settings, [], logger=False, judging=True)
+    (found,) = getattr(trainer, command)(module, data, ckpt_path=chosen, verbose=False)
+    table = Table(title=f"{command} on {settings['evaluation']['tasks']} tasks, {chosen.stem}", show_header=False)
+    for name in (n for n in found if not n.endswith("_se")):
+        error = found.get(f"{name}_se")
+        table.add_row(name, f"{found[name]:.4f}" + ("" if error is None else f" ± {error:.4f}"))
+    Console().print(table)
+    return 0

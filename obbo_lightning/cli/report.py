@@ -1,0 +1,36 @@
+"""`report`: tables, figures and a page of finished runs."""
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from obbo_lightning.cli.flags import Flags
+from obbo_lightning.experiments.report import write_report
+
+
+def run(arguments: list[str]) -> int:
+    """Tables, figures and a page of finished runs."""
+    flags = Flags("report")
+    flags.add_argument("directories", nargs="+", type=Path)
+    for option in ("--output", "--title", "--event", "--reference"):
+        flags.add_argument(option)
+    asked = flags.parse_args(arguments)
+    output = Path(asked.output or asked.directories[0] / "report")
+    ticker, _, day = (asked.event or "").partition(" ")
+    title = asked.title or asked.directories[0].resolve().name
+    report = write_report(asked.directories, output, title, (ticker, day) if asked.event else None, asked.reference)
+    console = Console()
+    for table in report.tables:
+        shown = Table(title=table.name)
+        for i, name in enumerate(table.columns):
+            shown.add_column(name, overflow="fold", justify="right" if i else "left")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+    files = ", ".join(sorted(path.name for path in report.written if path != report.page))
+    console.print(f"\n{report.page}\nbeside it: {files}", soft_wrap=True, highlight=False)
+    for one in report.left_out:
+        print(f"obbo: {one}", file=sys.stderr)
+    return 1 if report.left_out else 0

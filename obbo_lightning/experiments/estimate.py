@@ -1,0 +1,60 @@
+"""How long a grid will take, measured before it is played."""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import torch
+import yaml
+
+from obbo_lightning.core.memory import Memory, Met, Warm
+from obbo_lightning.core.outer_step import OuterStep
+from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.rounds import play
+from obbo_lightning.experiments.grid import Cell
+from obbo_lightning.settings.files import Settings
+from obbo_lightning.training.run import build
+
+
+def estimate_seconds(cells: Sequence[Cell], jobs: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """How long the cells will take: one round and one evaluation of each kind are measured now and counted up."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    known: dict[str, float] = {}
+    total = 0.0
+    for cell in cells:
+        kind = yaml.safe_dump({k: v for k, v in cell.settings.items() if k != "seed"})
+        if kind not in known:
+            known[kind] = _measure(cell.settings, clock)
+        total += known[kind]
+    torch.set_num_threads(threads)
+    return total / jobs
+
+
+def _measure(settings: Settings, clock: Callable[[], float]) -> float:
+    module, _, stream = build(settings)[:3]
+    rounds, tasks = settings["rounds"], list(islice(iter(stream.train), settings["tasks_per_round"]))
+    seconds = 0.0
+    for _ in range(2):  # the first time a round is played much is made that stays
+        step = OuterStep(module.outer, module.algorithm, on_nonfinite="skip")
+        began = clock()
+        play(module.problem, module.algorithm, step, tasks, [Warm()] * len(tasks), Key())
+        seconds = clock() - began
+    seconds *= rounds * _recalled(step.memory, [(task, Warm()) for task in tasks], rounds)
+    if stream.test:
+        began = clock()
+        module.evaluate(stream.test[0])
+        evaluations = 1 + rounds // settings["evaluation"]["every"]
+        seconds += evaluations * settings["evaluation"]["tasks"] * (clock() - began)
+    return seconds
+
+
+def _recalled(memory: Memory, met: list[Met], rounds: int) -> int:
+    """How many rounds' tasks are solved in a round, once the memory is full."""
+    recalled = memory.recall(met)
+    for _ in range(rounds):
+        memory.keep(recalled)
+        before, recalled = recalled, memory.recall(met)
+        if len(recalled) == len(before):
+            break
+    return len(recalled)

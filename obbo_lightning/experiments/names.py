@@ -1,0 +1,40 @@
+"""What parts are called in cells, tables and legends, where several stand side by side."""
+
+from collections.abc import Iterable
+
+from obbo_lightning.parts import short_name, source_file
+
+
+def distinct_names(names: Iterable[str]) -> dict[str, str]:
+    """The short name of each part; where two share one, with the module or file that each is from.
+
+    >>> distinct_names(["obbo", "mine.Sparse", "yours.py:Dense"])
+    {'obbo': 'obbo', 'mine.Sparse': 'Sparse', 'yours.py:Dense': 'Dense'}
+    >>> distinct_names(["lab.mine.Sparse", "a/yours.py:Sparse", "b/yours.py:Sparse"])
+    {'lab.mine.Sparse': 'Sparse_mine', 'a/yours.py:Sparse': 'Sparse_yours', 'b/yours.py:Sparse': 'Sparse_yours_2'}
+    """
+    names = list(dict.fromkeys(names))
+    shared = [short_name(name) for name in names]
+    found: dict[str, str] = {}
+    for name, short in zip(names, shared, strict=True):
+        found[name] = unused(short if shared.count(short) == 1 else _with_home(name), found.values())
+    return found
+
+
+def unused(word: str, taken: Iterable[str]) -> str:
+    """The word, or with the first number from 2 on that makes it another than those that are taken.
+
+    >>> unused("a", ["b"]), unused("a", ["a", "a_2"])
+    ('a', 'a_3')
+    """
+    taken, found, number = set(taken), word, 1
+    while found in taken:
+        number += 1
+        found = f"{word}_{number}"
+    return found
+
+
+def _with_home(name: str) -> str:
+    file = source_file(name)
+    home = file.stem if file else name.rpartition(".")[0].rpartition(".")[2]
+    return f"{short_name(name)}_{home}" if home else name

@@ -1,0 +1,75 @@
+"""From settings to parts."""
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.problem import Problem
+from obbo_lightning.settings.files import Settings
+from obbo_lightning.settings.layers import PARTS, at, part_class
+from obbo_lightning.streams.stream import Stream
+
+
+def build_stream(settings: Settings) -> Stream:
+    """Where tasks come from; it gets the run's seed where it takes one."""
+    cls = part_class(settings, "data")
+    seeded = cls is not None and "seed" in inspect.signature(cls).parameters
+    stream: Stream = _build(settings, "data", **({"seed": settings["seed"]} if seeded else {}))
+    return stream
+
+
+def build_algorithm(settings: Settings) -> Algorithm:
+    """What is done in a round."""
+    algorithm: Algorithm = _build(settings, "algorithm")
+    return algorithm
+
+
+def build_problem(settings: Settings, stream: Stream) -> Problem:
+    """What is learned from the stream's tasks; its network is made when a seed is known, from what the tasks decide."""
+    given = dict(at(settings, "problem"))
+    given.pop("name", None)
+    cls = part_class(settings, "problem")
+    if cls is not None and "network" in inspect.signature(cls).parameters:
+        given["network"] = network_maker(settings, stream.facts())
+    return _refusing_with_prefix("problem", lambda: stream.problem(cls, **given))
+
+
+def network_maker(settings: Settings, facts: dict[str, Any]) -> "partial[Any]":
+    """Makes the network that ``problem.network`` names."""
+    given = dict(at(settings, "problem.network"))
+    name = given.pop("name", None)
+    cls: Any = part_class(settings, "problem.network")
+    taken = inspect.signature(cls).parameters
+    unknown = [key for key, value in facts.items() if key in taken and value is None]
+    if unknown:
+        known = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
+        raise ValueError(
+            f"problem.network must be one that does not ask for {', '.join(unknown)}, which these data do not have "
+            f"({known}); got {name or cls.__name__!r}: mlp takes any shape"
+        )
+    return partial(cls, **{key: value for key, value in facts.items() if key in taken}, **given)
+
+
+def _build(settings: Settings, path: str, **extra: Any) -> Any:
+    """Construct a part, and the parts in it."""
+    given = dict(at(settings, path))
+    given.pop("name", None)
+    cls = part_class(settings, path)
+    if cls is None:
+        raise ValueError(f"{path} must be given, got none")
+    for key, value in given.items():
+        if f"{path}.{key}" in PARTS:
+            given[key] = None if value is None else _build(settings, f"{path}.{key}")
+    return _refusing_with_prefix(path.partition(".")[0], lambda: cls(**given, **extra))
+
+
+def _refusing_with_prefix(top: str, make: Callable[[], Any]) -> Any:
+    """A part names its own key; a user wrote it with everything before."""
+    try:
+        return make()
+    except ValueError as refusal:
+        named = re.match(r"[a-z_][\w.]* must ", str(refusal)) and not str(refusal).startswith((f"{top}.", f"{top} "))
+        raise ValueError(f"{top}.{refusal}" if named else str(refusal)) from None

@@ -1,0 +1,81 @@
+"""Settings in YAML files: yours by their path, shipped ones by their name."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from obbo_lightning.parts import placed
+
+Settings = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A mistake in a flag or a file: names the key, the value and what is allowed."""
+
+
+def shipped() -> Path:
+    """The folder of the configurations that come with the package."""
+    packaged = Path(__file__).parents[1] / "configs"
+    return packaged if packaged.exists() else Path(__file__).parents[2] / "configs"
+
+
+def default_config() -> Path:
+    """The configuration that every run starts from: the embedded default."""
+    return shipped() / "default.yaml"
+
+
+def find_config(name: str, group: str = "") -> Path:
+    """A file by its path, or a shipped configuration by its name.
+
+    Args:
+        name: ``mine.yaml``, or ``quadratic`` for the shipped ``configs/quadratic.yaml``.
+        group: the folder of the shipped ones: ``compare`` for comparisons.
+
+    >>> find_config("quadratic").name
+    'quadratic.yaml'
+    """
+    given = Path(name).expanduser()
+    if given.is_file():
+        return given
+    folder = shipped() / group
+    found = folder / f"{name}.yaml"
+    if re.fullmatch(r"\w+", name) and found.is_file():
+        return found
+    if given.suffix or len(given.parts) > 1:
+        raise ConfigError(f"config file {name} cannot be read: {'it is a folder' if given.is_dir() else 'no such file'}")
+    names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+    raise ConfigError(f"--config must be a file, or one of {names}; got {name!r}")
+
+
+def read_yaml(path: Path) -> Settings:
+    """The settings in a file; files of parts that it names are found beside it."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"config file {path} is not a text file") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config file {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict | None):
+        raise ConfigError(f"config file {path} must hold keys and values, got {type(found).__name__}")
+    try:
+        settings: Settings = as_written(found or {}, path.parent)
+    except RecursionError:
+        raise ConfigError(f"config file {path} contains itself") from None
+    return settings
+
+
+def as_written(value: Any, folder: Path | None = None) -> Any:
+    """What was meant: 1e-4 is a number, which YAML 1.1 reads as a word; a class in a file has its absolute place."""
+    if isinstance(value, dict):
+        return {as_written(k, folder) if isinstance(k, str) else k: as_written(v, folder) for k, v in value.items()}
+    if isinstance(value, list):
+        return [as_written(v, folder) for v in value]
+    if not isinstance(value, str):
+        return value
+    if re.fullmatch(r"[+-]?(\d+(\.\d*)?[eE][+-]?\d+|inf|nan)", value):
+        return float(value)
+    return placed(value, folder)

@@ -1,0 +1,82 @@
+"""The command line of a run: ``--KEY VALUE`` with the keys of the files."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import yaml
+
+from obbo_lightning.settings.files import ConfigError, Settings, as_written
+
+SWITCHES = ("--help", "-h", "--print_config")
+
+
+class Flags(NamedTuple):
+    """What a command line says.
+
+    Attributes:
+        settings: what its flags set.
+        files: of ``--config``, in order.
+        switches: those without a value.
+    """
+
+    settings: Settings
+    files: list[str]
+    switches: set[str]
+
+
+def read_flags(arguments: Sequence[str]) -> Flags:
+    """Words to settings; a value is YAML."""
+    found = Flags({}, [], set())
+    settings: Settings = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in SWITCHES:
+            found.switches.add(word.strip("-"))
+            continue
+        if not word.startswith("--"):
+            raise ConfigError(f"flags begin with --, got {word!r}")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"--{key} needs a value, got none")
+            text = rest.pop(0)
+        if key == "config":
+            found.files.append(text)
+        else:
+            settings = _with(settings, key, _value(key, text))
+    return found._replace(settings=settings)
+
+
+def nested(flat: dict[str, Any]) -> Settings:
+    """Settings from dotted keys.
+
+    >>> nested({"algorithm": "sobow", "algorithm.window": 5, "seed": 1})
+    {'algorithm': {'name': 'sobow', 'window': 5}, 'seed': 1}
+    """
+    settings: Settings = {}
+    for key, value in flat.items():
+        settings = _with(settings, key, value)
+    return settings
+
+
+def _with(settings: Settings, key: str, value: Any) -> Settings:
+    """Set one dotted key; a part's name may come before or after its settings."""
+    head, _, tail = key.partition(".")
+    below = settings.get(head)
+    if isinstance(below, str):
+        below = {"name": below}
+    if tail:
+        return {**settings, head: _with(below or {}, tail, value)}
+    if isinstance(below, dict) and isinstance(value, str):
+        return {**settings, head: {**below, "name": value}}
+    return {**settings, head: value}
+
+
+def _value(key: str, text: str) -> Any:
+    if not text:
+        raise ConfigError(f"--{key} needs a value, got ''")
+    try:
+        return as_written(yaml.safe_load(text))
+    except yaml.YAMLError:
+        raise ConfigError(f"--{key} must be a YAML value, got {text!r}") from None

@@ -1,0 +1,104 @@
+"""Layers of settings: later ones win, and a part that is exchanged for another keeps what the other takes."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from obbo_lightning.parts import KINDS, part
+from obbo_lightning.settings.files import ConfigError, Settings
+
+# Which settings name a part, and of what kind it is.
+PARTS = {
+    "algorithm": "algorithm",
+    **{f"algorithm.{kind}": kind for kind in ("inner", "hypergradient", "geometry", "regularizer", "domain")},
+    "data": "data",
+    "problem": "problem",
+    "problem.network": "network",
+}
+SECTIONS = ("algorithm", "data", "problem", "evaluation", "checkpoint", "trainer", "wandb", "per_algorithm")
+
+
+def merge(layers: Sequence[Settings], flags: Settings) -> Settings:
+    """The first layer is the default; what ``per_algorithm`` has for the chosen one goes above layers, below flags."""
+    merged: Settings = {}
+    for layer in (*layers, flags):
+        _require_sections(layer)
+        if layer is not flags:
+            merged = overlay(merged, layer)
+    name = overlay(merged, flags)["algorithm"].get("name")
+    per_algorithm = merged.pop("per_algorithm", None) or {}
+    _require_per_algorithm(per_algorithm)
+    merged = overlay(merged, {"algorithm": {"name": name, **per_algorithm.get(name, {})}})
+    return overlay(merged, flags)
+
+
+def overlay(base: Settings, layer: Settings, path: str = "") -> Settings:
+    """``layer`` above ``base``. A part that gets another name keeps of its old settings those that it takes."""
+    merged = dict(base)
+    if not path and _problem_after(base, layer) is not _problem_after(base, {}):
+        merged.pop("problem", None)  # it was another problem's
+    for key, value in layer.items():
+        where = f"{path}.{key}" if path else key
+        if where in PARTS and isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, dict):
+            below = merged.get(key)
+            below = {"name": below} if where in PARTS and isinstance(below, str) else below
+            below = below if isinstance(below, dict) else {}
+            if where in PARTS and "name" in value and value["name"] != below.get("name"):
+                below = {k: v for k, v in below.items() if k in accepted_settings(where, value["name"])}
+            value = overlay(below, value, where)
+        merged[key] = value
+    return merged
+
+
+def at(settings: Settings, path: str) -> Settings:
+    """The settings of a part, also where its name stands for them."""
+    for key in path.split("."):
+        found = settings.get(key)
+        settings = {"name": found} if isinstance(found, str) else found or {}
+    return settings
+
+
+def part_class(settings: Settings, path: str) -> type[Any] | None:
+    """The class of a part: the named one, or the usual one; None for a problem that neither names nor data give."""
+    name = at(settings, path).get("name")
+    if name is not None:
+        return _named(path, name)
+    if path == "problem":
+        data = part_class(settings, "data")
+        found: type[Any] | None = getattr(data, "problem_type", None)
+        return found
+    return part(PARTS[path], next(iter(KINDS[PARTS[path]].names)), path)
+
+
+def accepted_settings(path: str, name: str) -> set[str]:
+    """What the part ``name`` can be given."""
+    return set(inspect.signature(_named(path, name)).parameters)
+
+
+def _named(path: str, name: Any) -> type[Any]:
+    if not isinstance(name, str):
+        raise ConfigError(f"{path} must be a name, got {name!r}")
+    return part(PARTS[path], name, path)
+
+
+def _problem_after(base: Settings, layer: Settings) -> Any:
+    """The problem that data of this layer over that base pose, whatever problem is named."""
+    name = at(layer, "data").get("name") or at(base, "data").get("name")
+    return part_class({"data": {"name": name}}, "problem") if name is not None else None
+
+
+def _require_sections(layer: Settings) -> None:
+    for key in SECTIONS:
+        if key in layer and not isinstance(layer[key], dict) and not (key in PARTS and isinstance(layer[key], str)):
+            wanted = "a name, or keys and values" if key in PARTS else "keys and values"
+            raise ConfigError(f"{key} must be {wanted}, got {layer[key]!r}")
+
+
+def _require_per_algorithm(entries: Any) -> None:
+    for name, settings in entries.items():
+        taken = accepted_settings("algorithm", name)
+        for key in settings:
+            if key not in taken:
+                raise ConfigError(f"per_algorithm.{name} must be of what {name} takes: {', '.join(taken)}; got {key!r}")

@@ -1,0 +1,48 @@
+"""Judging λ on tasks that nothing is learned from."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.randomness import Key
+
+
+def evaluate(
+    problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, start: Warm, seed: int = 0
+) -> dict[str, Tensor]:
+    """Loss and scores of one task, per lane; pure.
+
+    It is λ that is judged: where the problem knows β̂(λ), that is used and not what an inner solver makes of it.
+
+    Args:
+        problem: what f and g are.
+        algorithm: brings the inner solver.
+        outer: λ.
+        task: to adapt to, and to be judged on.
+        start: the inner variable that solvers with ``start: previous`` go on from.
+        seed: of the inner solver's samples.
+    """
+    oracle = Oracle(problem, outer, task, Key(seed, -1))
+    inner = problem.solution(outer, task)
+    if inner is None:
+        first = start.to(outer.device).inner
+        if first is None and algorithm.inner.carries:
+            first = problem.initial_inner(outer, task)
+        inner = algorithm.inner(oracle, first)
+    return {"loss": oracle.outer_loss(inner), **problem.scores(outer, inner, task)}
+
+
+def gathered(scores: Sequence[dict[str, Tensor]], ranks: int) -> list[dict[str, float]]:
+    """Of every task, whichever rank judged it, in the order of the tasks: means over lanes."""
+    own = [{name: float(values.mean()) for name, values in one.items()} for one in scores]
+    if ranks == 1:
+        return own
+    found: list[list[dict[str, float]]] = [[] for _ in range(ranks)]
+    torch.distributed.all_gather_object(found, own)
+    # Task i is of rank i mod ranks.
+    return [part[i] for i in range(max(map(len, found))) for part in found if i < len(part)]
