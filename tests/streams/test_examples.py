@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from obbo_lightning import CNN4, MLP, OBBO, GradientDescent, online
+from obbo_lightning import CNN4, MLP, OBBO, GradientDescent, cli, online
 from obbo_lightning.streams.examples import ExampleStream
 
 CLASSES, EACH = 12, 8
@@ -114,6 +114,16 @@ def test_a_network_for_images_is_refused_where_there_are_none(tmp_path):
         ValueError, match=r"problem.network must do without channels, which these tasks have not, got CNN4"
     ):
         stream.problem(network=CNN4)
+
+
+@pytest.mark.parametrize("network", [[], ["--problem.network.widths", "[6]"]])
+def test_users_examples_become_a_run_with_flags_only(tmp_path, network, capsys):
+    path = write_npz(tmp_path / "own.npz")
+    flags = ["--data", "examples", "--data.path", str(path), "--data.ways", "2", "--data.shots", "3"]
+    flags += ["--problem.network", "mlp", *network]
+    fast = ["--rounds", "2", "--evaluation.tasks", "2", "--algorithm.inner.steps", "2"]
+    assert cli.main(["fit", *flags, *fast, "--output", str(tmp_path / "runs")]) == 0
+    assert "gain, paired on 2 test tasks" in capsys.readouterr().out
 
 
 def nan_in_row_4():
