@@ -128,7 +128,7 @@ def shell(root: str | None, stream: FewShotStream, blocks: int) -> None:
             clock = Clock()
             run = RunDirectory.create(folder, "cost", "obbo")
             fit(settings, run, callbacks=[clock], quiet=True)
-            judging = read_table(run.timings)["evaluation_seconds"][-1]
+            judging = read_rounds(run.timings)["evaluation_seconds"][-1]
             seconds["fit"].append(clock.seconds - judging)
             seconds["loop"].append(plain_loop(stream))
     middle = {name: sorted(found)[len(found) // 2] for name, found in seconds.items()}

@@ -69,6 +69,8 @@ def summarise(settings: Settings, rounds: pl.DataFrame, judged: Judgement, secon
 
 def _middle(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """Median and median absolute deviation, which outliers do not move."""
+    if not values:
+        return {f"{name}_median": None, f"{name}_mad": None}
     numbers = torch.tensor(values, dtype=torch.float64)
     median = numbers.quantile(0.5)
     deviation = (numbers - median).abs().quantile(0.5)
@@ -83,12 +85,8 @@ def print_summary(console: Console, settings: Settings, summary: dict[str, Any],
     """A small table, and where the figures are."""
     metric = summary["metric"]
     table = Table(title=title_of(settings), show_header=False)
-    table.add_row(f"untrained test {metric}", _with_error(summary, f"untrained_test_{metric}"))
-    table.add_row(f"test {metric} after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
-    if not summary["higher_is_better"]:  # errors have long tails
-        median, deviation = summary[f"test_{metric}_median"], summary[f"test_{metric}_mad"]
-        table.add_row("its median ± median absolute deviation", f"{_shown(median)} ± {_shown(deviation)}")
-    table.add_row(f"gain, paired on {summary['test_tasks']} test tasks", _with_error(summary, "gain"))
+    if summary["test_tasks"]:
+        _add_tests(table, summary, metric)
     recent = min(100, summary["rounds"])
     table.add_row(f"stream {metric}, last {recent} rounds", _shown(summary[f"stream_{metric}_last_100"]))
     for name in REGRETS:
@@ -102,6 +100,15 @@ def print_summary(console: Console, settings: Settings, summary: dict[str, Any],
     console.print(table)
     for path in figures:
         console.print(f"figure {path}", soft_wrap=True)
+
+
+def _add_tests(table: Table, summary: dict[str, Any], metric: str) -> None:
+    table.add_row(f"untrained test {metric}", _with_error(summary, f"untrained_test_{metric}"))
+    table.add_row(f"test {metric} after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
+    if not summary["higher_is_better"]:  # errors have long tails
+        median, deviation = summary[f"test_{metric}_median"], summary[f"test_{metric}_mad"]
+        table.add_row("its median ± median absolute deviation", f"{_shown(median)} ± {_shown(deviation)}")
+    table.add_row(f"gain, paired on {summary['test_tasks']} test tasks", _with_error(summary, "gain"))
 
 
 def title_of(settings: Settings) -> str:

@@ -154,8 +154,8 @@ def test_the_global_step_is_the_round_and_accuracy_is_judged_before_learning(tin
     directory = fit(arguments, callbacks=[watch])
     assert watch.steps == list(range(1, 11))
     settings = settings_of(arguments)
-    stream = build_part(settings, "data", seed=0)
-    problem, algorithm = stream.problem(**settings["problem"]), build_algorithm(settings)
+    stream = build_stream(settings)
+    problem, algorithm = build_problem(settings, stream), build_algorithm(settings)
     for t, row in enumerate(rows(directory)):
         task, before = stream.train[t], watch.outers[t]
         inner = algorithm.inner(Oracle(problem, before, task), None)
