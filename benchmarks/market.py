@@ -15,12 +15,12 @@ import torch
 from scipy.linalg import cho_solve_banded, cholesky_banded
 
 from benchmarks.interleaved import medians, report
-from obbo_lightning.configuration import read_layers
-from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.core.problem import Task
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
-from obbo_lightning.training.run import complete, fit
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.settings.layers import read_layers
+from obbo_lightning.training.allocator import keep_freed_memory
+from obbo_lightning.training.run import complete, fit
 
 LANES, SUBSET, ROUNDS = 440, 700, 600
 

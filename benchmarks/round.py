@@ -16,21 +16,20 @@ from torch.nn import Parameter, functional
 
 from benchmarks.interleaved import medians, report
 from obbo_lightning.algorithms import OAGD, OBBO
-from obbo_lightning.configuration import read_layers
 from obbo_lightning.core.algorithm import Algorithm
-from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.rounds import play
 from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.settings.layers import read_layers
 from obbo_lightning.streams.fc100 import FC100Stream
 from obbo_lightning.streams.few_shot import FewShotStream
 from obbo_lightning.streams.synthetic import SyntheticStream
+from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.run import complete, fit
-from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.training.table import read_table
 
 GRADIENTS = 20  # timed together: one alone is over before the machine has settled
 BLOCK = 25  # rounds of `fit` between two looks at the clock, one checkpoint among them
@@ -129,7 +128,7 @@ def shell(root: str | None, stream: FewShotStream, blocks: int) -> None:
             clock = Clock()
             run = RunDirectory.create(folder, "cost", "obbo")
             fit(settings, run, callbacks=[clock], quiet=True)
-            judging = read_table(run.timings)["evaluation_seconds"][-1]
+            judging = read_rounds(run.timings)["evaluation_seconds"][-1]
             seconds["fit"].append(clock.seconds - judging)
             seconds["loop"].append(plain_loop(stream))
     middle = {name: sorted(found)[len(found) // 2] for name, found in seconds.items()}

@@ -19,7 +19,6 @@ from torch.nn import Parameter
 
 from benchmarks.interleaved import report
 from obbo_lightning.algorithms import OBBO
-from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.outer_step import OuterStep
@@ -29,6 +28,7 @@ from obbo_lightning.core.share import Share
 from obbo_lightning.streams.fc100 import FC100Stream
 from obbo_lightning.streams.few_shot import FewShotStream
 from obbo_lightning.streams.synthetic import SyntheticStream
+from obbo_lightning.training.allocator import keep_freed_memory
 
 
 def main() -> None:

@@ -203,7 +203,7 @@ def _find(kind: str, name: str, key: str) -> Any:
         return _by_dotted_name(known, key) if isinstance(known, str) else known
     for point in _plug_ins(kind):
         if point.name == name:
-            return _loaded(lambda: point.load(), name, key)
+            return _loaded(point.load, name, key)
     if source_file(name) or re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
         return class_named(name, key)
     if kind == "callback":
@@ -212,7 +212,8 @@ def _find(kind: str, name: str, key: str) -> Any:
     near = get_close_matches(name.lower(), words, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(
-        f"{key} must be one of {', '.join(words)}, or yours as package.module.Class or file.py:Class, got {name!r}{hint}"
+        f"{key} must be one of {', '.join(words)}, or yours as package.module.Class or file.py:Class, "
+        f"got {name!r}{hint}"
     )
 
 

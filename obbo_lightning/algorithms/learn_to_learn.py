@@ -142,7 +142,7 @@ class MetaGradient(Estimator):
 
     takes_lanes = False
 
-    def require_fit(self, problem: Problem) -> None:
+    def require_fit(self, problem: Problem, solver: InnerSolver) -> None:
         if not isinstance(problem, FewShot) or problem.learn_proximity:
             wanted = "a few-shot problem with problem.learn_proximity false"
             raise ValueError(f"algorithm 'maml' and 'anil' need {wanted}, got {type(problem).__name__}")

@@ -3,23 +3,21 @@
 from pathlib import Path
 
 from obbo_lightning.parts import short_name
-from obbo_lightning.settings.files import Settings, default_config, find_config, read_yaml
-from obbo_lightning.settings.flags import read_flags
-from obbo_lightning.settings.layers import merge
+from obbo_lightning.settings.files import Settings
+from obbo_lightning.settings.layers import read_layers
 from obbo_lightning.settings.schema import check, complete, make_parser
 
 
 def run(arguments: list[str]) -> int:
     """From the command line to a run directory."""
-    flags = read_flags(arguments)
-    settings = merge([read_yaml(path) for path in (default_config(), *map(find_config, flags.files))], flags.settings)
-    if flags.switches & {"help", "h"}:
+    settings, switches = read_layers(arguments)
+    if switches & {"help", "h"}:
         parser = make_parser(settings)
         parser.set_defaults(check(settings).as_flat().__dict__)  # what this very command would use
         parser.print_help()
         return 0
     settings = complete(settings)
-    if "print_config" in flags.switches:
+    if "print_config" in switches:
         import yaml
 
         print(yaml.safe_dump(settings, sort_keys=False), end="")

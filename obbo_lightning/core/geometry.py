@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, weighted_simplex
-from obbo_lightning.core.regularizers import ElasticNet
 from obbo_lightning.core.recipes import Part
+from obbo_lightning.core.regularizers import ElasticNet
 from obbo_lightning.core.validation import number, positive
 
 SUPPORTED = """\

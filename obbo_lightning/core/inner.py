@@ -30,7 +30,7 @@ class InnerSolver(Part, ABC):
     def step_size(self) -> float | None:
         """η, or None for a solver that has none."""
 
-    def require_fit(self, problem: Problem) -> None:  # noqa: B027 (most ask for nothing)
+    def require_fit(self, problem: Problem) -> None:
         """Refuse, before the first round, a problem that lacks what this solver asks for."""
 
     def require_unrolled(self) -> None:

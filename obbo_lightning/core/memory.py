@@ -67,8 +67,10 @@ class Memory(ABC):
         """Remember the tasks that were recalled, with where their solvers ended."""
 
     def exchange(self, exchange: Exchange) -> None:  # noqa: B027 (most memories keep no tasks)
-        """Where tasks are remembered and several processes share them: turn those of this process into those of all
-        (before a state is saved), or back (after one was loaded)."""
+        """Turn the remembered tasks of this process into those of all (to be saved), or back (after loading).
+
+        For memories that keep tasks, where several processes share a round.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain tensors and numbers."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.randomness import Sample
+from obbo_lightning.core.recipes import Part
 
 Task = dict[str, Tensor]
 

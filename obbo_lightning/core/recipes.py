@@ -13,7 +13,7 @@ Recipe = Any  # numbers, words, tensors, lists and mappings of them: what torch.
 
 
 class _Signature:
-    """What a class is called with: its ``__init__``; Python would take it for `Part.__new__`'s, which takes anything."""
+    """What a class is called with: what its ``__init__`` takes, and not what `Part.__new__` does, which is anything."""
 
     def __get__(self, made: Any, cls: type) -> inspect.Signature:
         if cls.__init__ is object.__init__:

@@ -117,7 +117,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 def _made(factory: Any, seed: int) -> nn.Module:
     try:
         inspect.signature(factory).bind()
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         wanted = "a network, or a class or function that makes one without arguments"
         raise ValueError(f"problem.network must be {wanted}, got {_name(factory)}: {error}") from None
     with seeded(seed, torch.device("cpu")):
@@ -129,7 +129,7 @@ def _made(factory: Any, seed: int) -> nn.Module:
 
 def _name(network: Any) -> str:
     made = getattr(network, "func", network)  # of a partial
-    return getattr(made, "__name__", None) or type(made).__name__
+    return getattr(made, "__name__", None) or (type(made).__name__ if isinstance(made, nn.Module) else repr(made))
 
 
 def _is_noisy(module: nn.Module) -> bool:

@@ -28,42 +28,33 @@ def build_algorithm(settings: Settings) -> Algorithm:
 
 
 def build_problem(settings: Settings, stream: Stream) -> Problem:
-    """What is learned from the stream's tasks; its network is made when a seed is known, from what the tasks decide."""
+    """What is learned from the stream's tasks; its network is made when the seed is known."""
     given = dict(at(settings, "problem"))
     given.pop("name", None)
     cls = part_class(settings, "problem")
     if cls is not None and "network" in inspect.signature(cls).parameters:
-        given["network"] = network_maker(settings, stream.facts())
-    return _refusing_with_prefix("problem", lambda: stream.problem(cls, **given))
-
-
-def network_maker(settings: Settings, facts: dict[str, Any]) -> "partial[Any]":
-    """Makes the network that ``problem.network`` names."""
-    given = dict(at(settings, "problem.network"))
-    name = given.pop("name", None)
-    cls: Any = part_class(settings, "problem.network")
-    taken = inspect.signature(cls).parameters
-    unknown = [key for key, value in facts.items() if key in taken and value is None]
-    if unknown:
-        known = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
-        raise ValueError(
-            f"problem.network must be one that does not ask for {', '.join(unknown)}, which these data do not have "
-            f"({known}); got {name or cls.__name__!r}: mlp takes any shape"
-        )
-    return partial(cls, **{key: value for key, value in facts.items() if key in taken}, **given)
+        network = {key: value for key, value in at(settings, "problem.network").items() if key != "name"}
+        given["network"] = partial(_existing(settings, "problem.network"), **network)
+    problem: Problem = _refusing_with_prefix("problem", lambda: stream.problem(cls, **given))
+    return problem
 
 
 def _build(settings: Settings, path: str, **extra: Any) -> Any:
     """Construct a part, and the parts in it."""
     given = dict(at(settings, path))
     given.pop("name", None)
-    cls = part_class(settings, path)
-    if cls is None:
-        raise ValueError(f"{path} must be given, got none")
+    cls = _existing(settings, path)
     for key, value in given.items():
         if f"{path}.{key}" in PARTS:
             given[key] = None if value is None else _build(settings, f"{path}.{key}")
     return _refusing_with_prefix(path.partition(".")[0], lambda: cls(**given, **extra))
+
+
+def _existing(settings: Settings, path: str) -> type[Any]:
+    cls = part_class(settings, path)
+    if cls is None:
+        raise ValueError(f"{path} must be given, got none")
+    return cls
 
 
 def _refusing_with_prefix(top: str, make: Callable[[], Any]) -> Any:

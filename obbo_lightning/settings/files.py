@@ -44,7 +44,8 @@ def find_config(name: str, group: str = "") -> Path:
     if re.fullmatch(r"\w+", name) and found.is_file():
         return found
     if given.suffix or len(given.parts) > 1:
-        raise ConfigError(f"config file {name} cannot be read: {'it is a folder' if given.is_dir() else 'no such file'}")
+        reason = "it is a folder" if given.is_dir() else "no such file"
+        raise ConfigError(f"config file {name} cannot be read: {reason}")
     names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
     raise ConfigError(f"--config must be a file, or one of {names}; got {name!r}")
 

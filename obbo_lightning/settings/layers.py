@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from obbo_lightning.parts import KINDS, part
-from obbo_lightning.settings.files import ConfigError, Settings
+from obbo_lightning.settings.files import ConfigError, Settings, default_config, find_config, read_yaml
+from obbo_lightning.settings.flags import read_flags
 
 # Which settings name a part, and of what kind it is.
 PARTS = {
@@ -16,6 +17,13 @@ PARTS = {
     "problem.network": "network",
 }
 SECTIONS = ("algorithm", "data", "problem", "evaluation", "checkpoint", "trainer", "wandb", "per_algorithm")
+
+
+def read_layers(arguments: Sequence[str]) -> tuple[Settings, set[str]]:
+    """The default, every ``--config`` file in order, and the flags, in layers; and the bare switches given."""
+    flags = read_flags(arguments)
+    files = (default_config(), *map(find_config, flags.files))
+    return merge([read_yaml(path) for path in files], flags.settings), flags.switches
 
 
 def merge(layers: Sequence[Settings], flags: Settings) -> Settings:
@@ -35,7 +43,7 @@ def merge(layers: Sequence[Settings], flags: Settings) -> Settings:
 def overlay(base: Settings, layer: Settings, path: str = "") -> Settings:
     """``layer`` above ``base``. A part that gets another name keeps of its old settings those that it takes."""
     merged = dict(base)
-    if not path and _problem_after(base, layer) is not _problem_after(base, {}):
+    if not path and _problem_after(base, layer) != _problem_after(base, {}):
         merged.pop("problem", None)  # it was another problem's
     for key, value in layer.items():
         where = f"{path}.{key}" if path else key
@@ -66,10 +74,10 @@ def part_class(settings: Settings, path: str) -> type[Any] | None:
     if name is not None:
         return _named(path, name)
     if path == "problem":
-        data = part_class(settings, "data")
-        found: type[Any] | None = getattr(data, "problem_type", None)
+        found: type[Any] | None = getattr(part_class(settings, "data"), "problem_type", None)
         return found
-    return part(PARTS[path], next(iter(KINDS[PARTS[path]].names)), path)
+    usual = getattr(part_class(settings, "data"), "network_type", None) if path == "problem.network" else None
+    return usual or part(PARTS[path], next(iter(KINDS[PARTS[path]].names)), path)
 
 
 def accepted_settings(path: str, name: str) -> set[str]:
@@ -84,9 +92,11 @@ def _named(path: str, name: Any) -> type[Any]:
 
 
 def _problem_after(base: Settings, layer: Settings) -> Any:
-    """The problem that data of this layer over that base pose, whatever problem is named."""
+    """The problem and the network that data of this layer over that base ask for, whatever is named."""
     name = at(layer, "data").get("name") or at(base, "data").get("name")
-    return part_class({"data": {"name": name}}, "problem") if name is not None else None
+    if name is None:
+        return None
+    return [part_class({"data": {"name": name}}, path) for path in ("problem", "problem.network")]
 
 
 def _require_sections(layer: Settings) -> None:

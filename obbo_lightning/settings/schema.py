@@ -77,7 +77,7 @@ def check(settings: Settings) -> Namespace:
 
 
 def callback_entries(settings: Settings) -> list[Settings]:
-    """Of ``trainer.callbacks``: a name and what to make it with, each; Lightning's own way of writing it is fine too."""
+    """Of ``trainer.callbacks``: a name and what to make it with, each; Lightning's own way of writing it does too."""
     given = settings.get("trainer", {}).get("callbacks") or []
     entries = []
     for entry in given if isinstance(given, list) else [given]:
@@ -145,7 +145,7 @@ def make_parser(settings: Settings) -> ArgumentParser:
 def _add_run(parser: ArgumentParser) -> None:
     """What every run has, whatever its parts are."""
     several, logger = Literal["auto", "loop", "vmap"], Literal["csv", "wandb", "tensorboard"]
-    for key, kind, default, help in (
+    for key, kind, default, meaning in (
         ("experiment", str, "default", "first folder of the run directory"),
         ("seed", int, 0, "of all randomness"),
         ("rounds", int, 100, "T, rounds to play"),
@@ -164,7 +164,7 @@ def _add_run(parser: ArgumentParser) -> None:
         ("wandb.group", str | None, None, "group of the W&B run"),
         ("wandb.tags", list[str], [], "tags of the W&B run"),
     ):
-        parser.add_argument(f"--{key}", type=kind, default=default, help=help)
+        parser.add_argument(f"--{key}", type=kind, default=default, help=meaning)
 
 
 def _used_parts(settings: Settings) -> Iterator[str]:

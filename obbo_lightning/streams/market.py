@@ -95,34 +95,28 @@ class MarketStream(Stream):
         seed: int = 0,
     ) -> None:
         at_least("data.subset", subset, 4)
-        at_least("data.subsets", subsets, 1)
-        at_least("data.horizon", horizon, 1)
         at_least("data.lookback", lookback, 2)
-        at_least("data.gap", gap, 1)
+        for name, value in (("subsets", subsets), ("horizon", horizon), ("gap", gap)):
+            at_least(f"data.{name}", value, 1)
         positive("data.threshold", threshold)
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
         self._first = positive("data.start", start)
-        training = training_mask(subset, validation, stride, offset, seed)
-        before = subset + subsets
-        source, event_source = (
-            prices or "simulated prices",
-            events if events != "auto" else prices or "simulated prices",
-        )
+        training, before = training_mask(subset, validation, stride, offset, seed), subset + subsets
         if prices is None:
             if events != "auto":
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
             table, named = simulate_market(SIMULATED, before, horizon, seed)
-        else:
+        elif events == "auto":
             table = read_prices(Path(prices).expanduser())
-            if events == "auto":
-                named = detect_events(table, threshold, lookback, gap, before, horizon)
-            else:
-                named = read_events(Path(events).expanduser())
-            table, named = same_clock(table, named)
+            table, named = same_clock(table, detect_events(table, threshold, lookback, gap, before, horizon))
+        else:
+            table, named = same_clock(read_prices(Path(prices).expanduser()), read_events(Path(events).expanduser()))
+        source = prices or "simulated prices"
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
-        raw, chosen, self.skipped = _cut_all(table, named, (source, event_source), before, horizon, on_bad_event)
+        sources = source, source if events == "auto" else events
+        raw, chosen, self.skipped = _cut_all(table, named, sources, before, horizon, on_bad_event)
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
         self.train = RollingSubsets(values, training, subsets)
         self.validation = RollingSubsets(values[subsets:], training, 1)

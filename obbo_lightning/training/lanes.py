@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 import torch
 
-from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.training.module import OnlineBilevelModule
 
 EVERY = 100
 

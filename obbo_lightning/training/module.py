@@ -223,7 +223,7 @@ class OnlineBilevelModule(L.LightningModule):
         checkpoint = read_checkpoint(checkpoint_path, map_location)
         recipe = checkpoint.get("recipe")
         if recipe is None:
-            raise ValueError(f"checkpoint {checkpoint_path} does not say how its parts are made: it is of an older version")
+            raise ValueError(f"checkpoint {checkpoint_path} is of an older version, and does not say how it is made")
         for name in ("problem", "algorithm"):
             reason = recipe.pop(f"no_{name}", None)
             if reason and name not in parts:

@@ -98,9 +98,7 @@ class Recorder(L.Callback):
             self.metrics.append(self.row)
             self.timings.append(self.clock)
         self.oracle_calls += sum(module.played.calls.values())
-        tested = {name: value for name, value in self.row.items() if name.startswith("test_")}
-        seconds = {name: value for name, value in self.clock.items() if name != "round"}
-        module.log_numbers({**tested, **seconds, "oracle_calls": self.oracle_calls})
+        self._log(trainer)
         if rounds % self.checkpoint_every == 0 or last or stop:
             # A validation that is due now belongs to this round: callbacks that watch it must be saved after it.
             self._after_validation = stop if stop and not last else -1
@@ -123,13 +121,18 @@ class Recorder(L.Callback):
         if self._after_validation:
             self._save(trainer)
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Whoever asked for a checkpoint: the rows before it are on disk before it is."""
         if trainer.is_global_zero:
             self.metrics.sync()
             self.timings.sync()
+
+    def _log(self, trainer: L.Trainer) -> None:
+        """What the module does not log: `log` would repeat an evaluation in all rounds that follow it."""
+        tested = {name: value for name, value in self.row.items() if name.startswith("test_") and value is not None}
+        numbers = {**tested, **self.clock, "oracle_calls": self.oracle_calls}
+        for logger in trainer.loggers:
+            logger.log_metrics(numbers, step=trainer.global_step)
 
     def _save(self, trainer: L.Trainer) -> None:
         stop, self._after_validation = self._after_validation, 0
@@ -155,7 +158,7 @@ class Recorder(L.Callback):
     def _test(self, module: OnlineBilevelModule) -> None:
         began = time.perf_counter()
         self.tested = self._evaluate(module)
-        centre, error = self.centre_and_error(self.tested)
+        centre, error = self.centre_and_error(self.tested) if self.tested else (None, None)
         self.row |= {f"test_{self.metric}": centre, f"test_{self.metric}_se": error}
         self.clock["evaluation_seconds"] = time.perf_counter() - began
 

@@ -4,6 +4,7 @@ import importlib.util
 import random
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from toy import F64
 
-from obbo_lightning import GradientDescent, Unrolled, cli, make_algorithm, online
+from obbo_lightning import CNN4, FewShot, GradientDescent, Unrolled, cli, online, part
 from obbo_lightning.algorithms.learn_to_learn import load_learn2learn
 from obbo_lightning.core.estimates import estimate
 from obbo_lightning.core.memory import Warm
@@ -34,7 +35,7 @@ def double(task):
 
 
 def meta_gradient(name, steps, task, problem, outer):
-    algorithm = make_algorithm(name, inner=GradientDescent(steps, 0.1, "outer"))
+    algorithm = part("algorithm", name)(inner=GradientDescent(steps, 0.1, "outer"))
     return estimate(problem, algorithm, outer, task, Warm(), Key())
 
 
@@ -42,7 +43,7 @@ def meta_gradient(name, steps, task, problem, outer):
 @pytest.mark.parametrize("steps", [1, 5])
 def test_unrolled_without_proximity_is_learn2learns_second_order_maml(steps):
     stream = SyntheticStream(**SMALL)
-    problem = stream.problem(filters=8, proximity=0.0)
+    problem = stream.problem(network=partial(CNN4, filters=8), proximity=0.0)
     outer, task = problem.initial_outer(0).double(), double(stream.train[0])
     ours = Unrolled()(Oracle(problem, outer, task), GradientDescent(steps, 0.1, "outer"), None, None)
     theirs = meta_gradient("maml", steps, task, problem, outer)
@@ -56,10 +57,10 @@ def test_unrolled_without_proximity_is_learn2learns_second_order_maml(steps):
 @needs_learn2learn
 def test_the_gradient_of_anil_is_the_derivative_of_what_it_does():
     stream = SyntheticStream(**SMALL)
-    problem = stream.problem(filters=2)
+    problem = stream.problem(network=partial(CNN4, filters=2))
     outer, task = problem.initial_outer(0).double(), double(stream.train[0])
     found = meta_gradient("anil", 2, task, problem, outer)
-    weights = problem._sizes[-2] + problem._sizes[-1]
+    weights = sum(list(problem.network.sizes.values())[-2:])
     assert torch.equal(found.inner[:, :-weights], outer[:, :-weights])  # the features stay
     assert not torch.equal(found.inner[:, -weights:], outer[:, -weights:])
 
@@ -71,6 +72,60 @@ def test_the_gradient_of_anil_is_the_derivative_of_what_it_does():
     for coordinate in (0, 40, outer.shape[1] - weights, outer.shape[1] - 1):
         slope = (loss(1e-5, coordinate) - loss(-1e-5, coordinate)) / 2e-5
         assert abs(slope - float(found.hypergradient[0, coordinate])) < 1e-7
+
+
+class HeadFirst(torch.nn.Module):
+    """A network whose last layer was registered first, with a frozen one, an unused one, and norms that remember."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.head = torch.nn.Linear(6, 3)
+        self.body = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(768, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 6)
+        )
+        self.body[4].requires_grad_(False)
+        self.unused = torch.nn.Linear(2, 2)
+        self.noise = torch.nn.Dropout(dropout)
+
+    def forward(self, images):
+        return self.head(self.noise(self.body(images)))
+
+
+@needs_learn2learn
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["maml", "anil"])
+def test_any_network_is_adapted_and_its_gradient_is_right(name, dropout):
+    stream = SyntheticStream(**SMALL)
+    problem = FewShot(partial(HeadFirst, dropout))
+    outer, task = problem.initial_outer(0).double(), double(stream.train[0])
+    found = meta_gradient(name, 2, task, problem, outer)
+    again = meta_gradient(name, 2, task, problem, outer)
+    assert torch.equal(found.hypergradient, again.hypergradient)
+    assert found.hypergradient.shape == found.inner.shape == outer.shape
+    moved = found.inner != outer
+    head = 6 * 3 + 3
+    assert bool(moved[0, :head].any())
+    assert bool(moved[0, head:].any()) == (name == "maml")
+
+    def loss(shift, coordinate):
+        point = outer.clone()
+        point[0, coordinate] += shift
+        return float(meta_gradient(name, 2, task, problem, point).loss)
+
+    for coordinate in (0, head - 1, head + 5, outer.shape[1] - 1):  # the last is of the unused layer
+        slope = (loss(1e-5, coordinate) - loss(-1e-5, coordinate)) / 2e-5
+        assert abs(slope - float(found.hypergradient[0, coordinate])) < 1e-7
+
+
+@needs_learn2learn
+def test_anil_needs_a_linear_layer_at_the_end():
+    stream = SyntheticStream(**SMALL)
+    make = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3), torch.nn.Tanh())  # noqa: E731
+    problem = FewShot(make)
+    outer, task = problem.initial_outer(0), stream.train[0]
+    assert meta_gradient("maml", 1, task, problem, outer).loss.isfinite()
+    with pytest.raises(ValueError, match=r"'anil' needs a network that ends in an nn.Linear, got Sequential"):
+        meta_gradient("anil", 1, task, problem, outer)
 
 
 @needs_learn2learn
@@ -168,11 +223,11 @@ def test_any_number_of_workers_gives_the_same_tasks(stream, workers):
 @needs_learn2learn
 @pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")  # the images are noise
 def test_a_stream_of_learn2learn_is_played_like_any_other(stream):
-    problem = stream.problem(filters=2)
-    algorithm = make_algorithm("obbo", inner=GradientDescent(2, 0.01, "outer"))
-    rounds = list(online(problem, algorithm, stream.train[:3], stream.initial_outer(problem, 0)))
+    problem = stream.problem(network=partial(CNN4, filters=2))
+    algorithm = part("algorithm", "obbo")(inner=GradientDescent(2, 0.01, "outer"))
+    rounds = list(online(problem, algorithm, stream.train[:3], stream.start(problem, 0)))
     assert len(rounds) == 3
-    assert problem.network.linear.out_features == 3
+    assert problem.network.template.linear.out_features == 3
 
 
 @needs_learn2learn

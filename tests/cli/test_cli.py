@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from obbo_lightning.runs.directory import RunDirectory
 
 from obbo_lightning import cli
+from obbo_lightning.runs.directory import RunDirectory
 
 MISTAKES = {
     "unknown command": (
         ["fitt"],
-        "validate, test, report, compare, dashboard, got 'fitt'; did you mean 'fit'?",
+        "validate, test, compare, report, dashboard, got 'fitt'; did you mean 'fit'?",
     ),
     "unknown key": (
         ["fit", "--algorithm.windw", "3"],
@@ -30,15 +30,16 @@ MISTAKES = {
     ),
     "unknown algorithm": (
         ["fit", "--algorithm", "obo"],
-        "algorithm must be one of adam, maml, anil, oagd, obbo, sgdm, sobbo, sobow, got 'obo'; did you mean 'obbo'?",
+        "algorithm must be one of obbo, sobbo, sobow, oagd, adam, sgdm, maml, anil, or yours as package.module.Class "
+        "or file.py:Class, got 'obo'; did you mean 'obbo'?",
     ),
     "unknown geometry": (
         ["fit", "--algorithm.geometry", "euclid"],
-        "algorithm.geometry must be one of adaptive_diagonal, euclidean, negative_entropy, burg, got 'euclid'",
+        "algorithm.geometry must be one of adaptive_diagonal, euclidean, negative_entropy, burg, or yours",
     ),
     "unknown data": (
         ["fit", "--data", "imagenet"],
-        "data must be one of synthetic, fc100, images, market, quadratic, got 'imagenet'",
+        "data must be one of synthetic, fc100, images, examples, market, quadratic, or yours",
     ),
     "window of adam": (
         ["fit", "--algorithm", "adam", "--algorithm.window", "3"],
@@ -60,7 +61,10 @@ MISTAKES = {
     "shots": (["fit", "--data.shots", "0"], "data.shots must be an integer of at least 1, got 0"),
     "order": (["fit", "--data.order", "sorted"], "data.order must be one of iid, drift, got 'sorted'"),
     "tasks": (["fit", "--evaluation.tasks", "0"], "evaluation.tasks must be an integer of at least 1, got 0"),
-    "filters": (["fit", "--problem.network.filters", "0"], "problem.filters must be an integer of at least 1, got 0"),
+    "filters": (
+        ["fit", "--problem.network.filters", "0"],
+        "problem.network.filters must be an integer of at least 1, got 0",
+    ),
     "triple": (["fit", "--algorithm.geometry", "burg"], "is not supported; these are"),
     "start outside": (
         ["fit", "--algorithm.domain", "box", "--algorithm.domain.lower", "5", "--algorithm.domain.upper", "6"],
@@ -79,7 +83,10 @@ MISTAKES = {
     "not YAML": (["fit", "--algorithm.lr", "{a: 1"], "--algorithm.lr must be a YAML value, got '{a: 1'"),
     "nan": (["fit", "--algorithm.lr", "nan"], "algorithm.lr must be a positive finite number, got nan"),
     "section": (["fit", "--trainer", "3"], "trainer must be keys and values, got 3"),
-    "steps": (["fit", "--trainer.max_steps", "3"], "trainer.max_steps cannot be set for an online run, got 3: rounds"),
+    "epochs": (
+        ["fit", "--trainer.max_epochs", "3"],
+        "trainer.max_epochs cannot be set for an online run, got 3: a stream",
+    ),
     "accelerator": (["fit", "--trainer.accelerator", "tpuu"], "trainer: "),
     "devices": (
         ["fit", "--trainer.accelerator", "cpu", "--trainer.devices", "2"],
@@ -93,7 +100,7 @@ MISTAKES = {
     ),
     "missing file": (
         ["fit", "--config", "nowhere.yaml"],
-        "config file nowhere.yaml cannot be read: No such file or directory",
+        "config file nowhere.yaml cannot be read: no such file",
     ),
     "no value": (["fit", "--rounds"], "--rounds needs a value, got none"),
     "no dashes": (["fit", "rounds", "3"], "flags begin with --, got 'rounds'"),

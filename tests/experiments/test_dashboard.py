@@ -9,9 +9,9 @@ import yaml
 from jsonschema import Draft7Validator
 
 from obbo_lightning import cli
-from obbo_lightning.configuration import read_layers
 from obbo_lightning.experiments.dashboard import BY, SECTIONS, build_report, build_workspace, save
 from obbo_lightning.experiments.drawing import COLOURS
+from obbo_lightning.settings.layers import read_layers
 from obbo_lightning.training.recorder import COUNTS, NUMBERS, REGRETS
 from obbo_lightning.training.run import complete
 
@@ -183,8 +183,8 @@ def test_sweeps_cover_window_step_decay_and_inner_steps():
 
 
 def test_a_sweeps_agent_names_the_run(monkeypatch, tmp_path):
-    from obbo_lightning.training.loggers import _identity
     from obbo_lightning.runs.directory import RunDirectory
+    from obbo_lightning.training.loggers import _identity
 
     monkeypatch.setenv("WANDB_SWEEP_ID", "s")
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")

@@ -55,7 +55,7 @@ def test_the_core_imports_nothing_that_the_design_forbids():
 
 
 def test_every_config_is_complete_and_commented():
-    from obbo_lightning.configuration import read_layers
+    from obbo_lightning.settings.layers import read_layers
     from obbo_lightning.training.run import build, complete
 
     for path in sorted(set((ROOT / "configs").glob("*.yaml")) - {ROOT / "configs" / "slurm.yaml"}):
@@ -67,7 +67,8 @@ def test_every_config_is_complete_and_commented():
 
 
 def test_flags_in_documents_exist():
-    from obbo_lightning.configuration import make_parser, read_layers
+    from obbo_lightning.settings.layers import read_layers
+    from obbo_lightning.settings.schema import make_parser
 
     for document in DOCUMENTS:
         for line in document.read_text().splitlines():

@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from obbo_lightning import cli
-from obbo_lightning.streams.images import ImageFolderStream, divide
+from obbo_lightning.streams.classes import divide
+from obbo_lightning.streams.images import ImageFolderStream
 
 FAST = ["--rounds", "2", "--evaluation.tasks", "2", "--problem.network.filters", "4", "--algorithm.inner.steps", "2"]
 
@@ -45,7 +46,9 @@ def test_a_folder_and_an_npz_of_the_same_images_give_the_same_tasks(tmp_path, ch
     order = rng.permutation(len(names))
     np.savez(tmp_path / "own.npz", images=images[order], labels=names[order])
     one, two = small(folder), small(tmp_path / "own.npz")
-    assert one.channels == two.channels == channels
+    assert (
+        one.facts() == two.facts() == {"ways": 2, "shape": [channels, 20, 20], "channels": channels, "image_size": 20}
+    )
     assert one.names == two.names
     assert one.train.classes.tolist() == two.train.classes.tolist()
     as_sets = [
@@ -95,7 +98,7 @@ def test_images_of_any_size_are_cropped_and_scaled(tmp_path):
     Image.fromarray(np.zeros((25, 50), np.uint8)).save(root / "class00" / "grey.jpg")  # grey among RGB
     stream = small(root, image_size=16)
     assert stream.train[0]["support"].shape == (6, 3, 16, 16)
-    assert (stream.channels, stream.image_size) == (3, 16)
+    assert (stream.facts()["channels"], stream.facts()["image_size"]) == (3, 16)
 
 
 def test_sixteen_bits_keep_their_shades_and_unknown_ranges_are_refused(tmp_path):
@@ -103,7 +106,7 @@ def test_sixteen_bits_keep_their_shades_and_unknown_ranges_are_refused(tmp_path)
     ramp = np.linspace(0, 65535, 400).reshape(20, 20).astype(np.uint16)
     Image.fromarray(ramp).save(root / "class00" / "deep.png")
     stream = small(root)
-    assert len(stream.train.source.images[8].unique()) > 100  # the ninth of the first class, by name
+    assert len(stream.train.source.examples[8].unique()) > 100  # the ninth of the first class, by name
     Image.fromarray(ramp.astype(np.float32)).save(root / "class00" / "range.tiff")
     with pytest.raises(ValueError, match=r"range.tiff cannot be read as an image: its pixels are of mode F"):
         small(root)
@@ -114,7 +117,7 @@ def test_a_class_that_no_split_uses_may_be_small(tmp_path):
     np.savez(tmp_path / "own.npz", images=pictures(np.random.default_rng(0), len(labels)), labels=labels)
     lists = {"train_classes": [0, 1, 2], "validation_classes": [3, 4], "test_classes": [5, 6]}
     assert small(tmp_path / "own.npz", **lists).names[-1] == "9"
-    with pytest.raises(ValueError, match="at most 1 images a class"):
+    with pytest.raises(ValueError, match="at most 1 examples a class"):
         small(tmp_path / "own.npz", **{**lists, "test_classes": [5, 12]})
 
 
@@ -151,7 +154,7 @@ def damaged(path):
         ),
         (write_npz, ["--data.image_size", "8"], "data.image_size must be an integer of at least 16, got 8"),
         (write_npz, ["--data.ways", "3"], "at most the 2 classes of the test split, got 3"),
-        (write_npz, ["--data.shots", "6"], "data.shots + data.queries must be at most 8 images a class, got 11"),
+        (write_npz, ["--data.shots", "6"], "data.shots + data.queries must be at most 8 examples a class, got 11"),
         (write_npz, ["--data.test_classes", "[77]"], "data.test_classes must be of the 12 classes there are, got '77'"),
         (
             write_npz,

@@ -11,9 +11,9 @@ import torch
 from toy import F64, SIX
 
 from obbo_lightning import OBBO, Box, ClosedForm, cli, online
+from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.streams.market import MarketStream, training_mask
 from obbo_lightning.streams.market_data import detect_events, simulate_market
-from obbo_lightning.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "market"
@@ -45,7 +45,7 @@ def algorithm(**settings):
 
 def play(stream, rounds, lanes=slice(None)):
     tasks = [{k: v[lanes] if v.ndim == 2 else v for k, v in stream.train[t].items()} for t in range(rounds)]
-    return list(online(stream.problem(), algorithm(), tasks, stream.initial_outer(None, 0)[lanes]))
+    return list(online(stream.problem(), algorithm(), tasks, stream.start(None, 0)[lanes]))
 
 
 def test_rounds_are_rolling_views_that_end_before_the_event(files):
@@ -315,7 +315,7 @@ def test_the_figure_compares_medians_with_the_median_before_training(tmp_path, m
     monkeypatch.setattr(runs, "draw_figures", lambda *arguments: drawn.append(arguments) or [])
     assert cli.main(["fit", *FLAGS, "--output", str(tmp_path)]) == 0
     stream = MarketStream(**SMALL)
-    problem, outer, test = stream.problem(), stream.initial_outer(None, 0), stream.test[0]
+    problem, outer, test = stream.problem(), stream.start(None, 0), stream.test[0]
     errors = problem.scores(outer, problem.solution(outer, test), test)["mse"].numpy()
     assert drawn[0][3] == pytest.approx(np.median(errors), rel=1e-9)
     assert abs(np.mean(errors) - np.median(errors)) > 0.05  # a mean would have been something else

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from toy import SIX
 
-from obbo_lightning import OAGD, OBBO, SOBBO, AdaptiveDiagonal, Euclidean, cli
+from obbo_lightning import CNN4, OAGD, OBBO, SOBBO, AdaptiveDiagonal, Euclidean, cli
 from obbo_lightning.core.estimates import estimate
 from obbo_lightning.core.hypergradients import ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
 from obbo_lightning.core.inner import GradientDescent
@@ -82,7 +83,7 @@ def test_every_task_of_a_round_goes_on_from_its_own_warm_start():
 )
 def test_side_by_side_equals_the_loop(hypergradient):
     """torch.func.vmap over tasks against one after the other, float64."""
-    problem, tasks = FewShot(image_size=16, filters=4, learn_proximity=True), tasks_of(3)
+    problem, tasks = FewShot(partial(CNN4, image_size=16, filters=4), learn_proximity=True), tasks_of(3)
     algorithm = OBBO(inner=GradientDescent(steps=3, lr=0.05, start="outer"), hypergradient=hypergradient)
     found = []
     for together in (False, True):
@@ -121,7 +122,7 @@ def test_what_samples_is_never_solved_side_by_side():
     assert not OBBO(inner=GradientDescent(batch_size=3)).takes_lanes
     assert not OBBO(hypergradient=StochasticNeumann(3, 1.0)).takes_lanes
     tasks = tasks_of(2)
-    problem = FewShot(image_size=16, filters=2)
+    problem = FewShot(partial(CNN4, image_size=16, filters=2))
     algorithm = SOBBO(
         inner=GradientDescent(steps=1, lr=0.05, start="outer", batch_size=5),
         hypergradient=StochasticNeumann(2, 10.0, batch_size=5),

@@ -10,12 +10,12 @@ import torch
 from toy import SIX
 
 from obbo_lightning import cli, online
-from obbo_lightning.configuration import build_part, overlay, read_layers
 from obbo_lightning.core.oracle import Oracle
-from obbo_lightning.training import checkpoints
-from obbo_lightning.training import run as runs
-from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
+from obbo_lightning.settings.layers import overlay, read_layers
+from obbo_lightning.training import checkpoints, run as runs
+from obbo_lightning.training.recorder import Recorder
 
 # A network of three filters is far from convex.
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
@@ -73,10 +73,10 @@ def test_fit_is_the_plain_loop_of_the_core_to_the_last_bit(tiny, algorithm):
     arguments = [*tiny, "--algorithm", algorithm, "--rounds", "20", "--trainer.precision", "64-true"]
     state = final_state(fit(arguments))
     settings = settings_of(arguments)
-    stream = build_part(settings, "data", seed=0)
-    problem = stream.problem(**settings["problem"])
+    stream = build_stream(settings)
+    problem = build_problem(settings, stream)
     tasks = ({k: v.double() if v.is_floating_point() else v for k, v in stream.train[t].items()} for t in range(20))
-    rounds = online(problem, build_part(settings, "algorithm"), tasks, problem.initial_outer(0).double())
+    rounds = online(problem, build_algorithm(settings), tasks, problem.initial_outer(0).double())
     *_, last = rounds
     assert torch.equal(state["state_dict"]["outer"], last.step.outer)
     (outer_step,) = [v for k, v in state["callbacks"].items() if "BregmanOuterStep" in k]
@@ -154,8 +154,8 @@ def test_the_global_step_is_the_round_and_accuracy_is_judged_before_learning(tin
     directory = fit(arguments, callbacks=[watch])
     assert watch.steps == list(range(1, 11))
     settings = settings_of(arguments)
-    stream = build_part(settings, "data", seed=0)
-    problem, algorithm = stream.problem(**settings["problem"]), build_part(settings, "algorithm")
+    stream = build_stream(settings)
+    problem, algorithm = build_problem(settings, stream), build_algorithm(settings)
     for t, row in enumerate(rows(directory)):
         task, before = stream.train[t], watch.outers[t]
         inner = algorithm.inner(Oracle(problem, before, task), None)
@@ -203,10 +203,10 @@ def test_two_runs_never_share_a_directory(tmp_path):
 def test_metrics_are_the_numbers_of_the_plain_loop(tiny):
     directory = fit([*tiny, "--trainer.precision", "64-true"])
     settings = settings_of(tiny)
-    stream = build_part(settings, "data", seed=0)
-    problem = stream.problem(**settings["problem"])
+    stream = build_stream(settings)
+    problem = build_problem(settings, stream)
     tasks = ({k: v.double() if v.is_floating_point() else v for k, v in stream.train[t].items()} for t in range(10))
-    algorithm = build_part(settings, "algorithm")
+    algorithm = build_algorithm(settings)
     for row, played in zip(
         rows(directory), online(problem, algorithm, tasks, problem.initial_outer(0).double()), strict=True
     ):
@@ -315,7 +315,7 @@ def test_the_module_hands_out_its_network(tiny):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("use_distributed_sampler", "false"), ("inference_mode", "false"), ("max_steps", "3")]
+    ("flag", "value"), [("use_distributed_sampler", "false"), ("inference_mode", "false"), ("max_epochs", "3")]
 )
 def test_what_an_online_run_needs_of_the_trainer_is_set_by_the_run(tiny, flag, value):
     with pytest.raises(ValueError, match=f"trainer.{flag} cannot be set for an online run"):

@@ -1,0 +1,140 @@
+"""The networks against plain functions of their weights, and their norms."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from obbo_lightning import CNN4, MLP, ResNet12
+
+IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def standardised(maps, weight, bias):
+    """Batch norm from its definition."""
+    mean = maps.mean((0, 2, 3), keepdim=True)
+    variance = (maps - mean).square().mean((0, 2, 3), keepdim=True)
+    return (maps - mean) / (variance + 1e-5).sqrt() * weight.reshape(1, -1, 1, 1) + bias.reshape(1, -1, 1, 1)
+
+
+def weights_of(network, seed=0):
+    """Its weights in order, all of them moved away from where they start: a norm's are ones and zeros there."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in network.parameters():
+        p.data += 0.3 * torch.randn(p.shape, generator=generator)
+    return list(network.double().parameters())
+
+
+def test_cnn4_is_the_network_of_the_few_shot_literature():
+    network = CNN4(filters=4)
+    weights = weights_of(network)
+    maps = IMAGES.double()
+    for conv, conv_bias, scale, shift in zip(*(iter(weights[:-2]),) * 4, strict=True):
+        maps = functional.conv2d(maps, conv, conv_bias, padding=1)
+        maps = functional.max_pool2d(standardised(maps, scale, shift).clamp(min=0), 2)
+    expected = maps.flatten(1) @ weights[-2].T + weights[-1]
+    assert torch.allclose(network(IMAGES.double()), expected, rtol=1e-10)
+
+
+def test_resnet12_is_the_network_of_the_few_shot_literature():
+    network = ResNet12(width=2)
+    weights = iter(weights_of(network))
+
+    def layer(maps):
+        conv, scale, shift = (next(weights) for _ in range(3))
+        return standardised(functional.conv2d(maps, conv, padding=conv.shape[-1] // 2), scale, shift)
+
+    maps, filters = IMAGES.double(), []
+    for _ in range(4):
+        before = maps
+        maps = functional.leaky_relu(layer(maps), 0.1)
+        maps = functional.leaky_relu(layer(maps), 0.1)
+        maps = functional.leaky_relu(layer(maps) + layer(before), 0.1)  # three convolutions, then the shortcut's
+        maps = functional.max_pool2d(maps, 2)
+        filters.append(maps.shape[1])
+    linear, bias = weights
+    assert filters == [2, 5, 10, 20]
+    assert torch.allclose(network(IMAGES.double()), maps.mean((2, 3)) @ linear.T + bias, rtol=1e-10)
+
+
+def test_an_mlp_is_products_and_relus_of_the_flattened_example():
+    network = MLP(ways=3, shape=[2, 4], widths=[5, 6])
+    a, a_bias, b, b_bias, c, c_bias = (w.detach().numpy() for w in weights_of(network))
+    examples = np.random.default_rng(0).normal(size=(7, 2, 4))
+    hidden = np.maximum(examples.reshape(7, 8) @ a.T + a_bias, 0)
+    expected = np.maximum(hidden @ b.T + b_bias, 0) @ c.T + c_bias
+    assert np.allclose(network(torch.from_numpy(examples)).detach().numpy(), expected)
+    assert [tuple(p.shape) for p in MLP(ways=2, shape=[4], widths=[]).parameters()] == [(2, 4), (2,)]
+
+
+def test_sizes_are_those_of_the_literature():
+    sizes = [sum(p.numel() for p in network.parameters()) for network in (CNN4(), ResNet12())]
+    assert sizes == [114_373, 12_427_525]
+
+
+def test_relu_after_the_pool_is_relu_before_it_derivatives_too():
+    torch.manual_seed(0)
+    ours = CNN4(filters=3)
+    usual = CNN4(filters=3)
+    usual.load_state_dict(ours.state_dict())
+    for block in usual.blocks:
+        block[2], block[3] = block[3], block[2]
+    assert isinstance(usual.blocks[0][2], torch.nn.ReLU)
+    found = []
+    for network in (ours, usual):
+        weights = list(network.parameters())
+        logits = network(IMAGES)
+        gradients = torch.autograd.grad(logits.square().sum(), weights, create_graph=True)
+        products = torch.autograd.grad(sum(g.square().sum() for g in gradients), weights)
+        found.append([logits, *gradients, *products])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "layer", "none"])
+@pytest.mark.parametrize("make", [lambda norm: CNN4(filters=8, norm=norm), lambda norm: ResNet12(width=2, norm=norm)])
+def test_only_batch_norm_looks_at_the_other_images_and_no_norm_remembers(make, norm):
+    torch.manual_seed(0)
+    network = make(norm)
+    together, alone = network(IMAGES), network(IMAGES[:3])
+    assert torch.allclose(together[:3], alone, atol=1e-5) == (norm != "batch")
+    assert list(network.buffers()) == []
+    assert torch.equal(network.eval()(IMAGES), together)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "layer", "none"])
+def test_vectors_have_the_same_norms(norm):
+    torch.manual_seed(0)
+    network, vectors = MLP(ways=2, shape=[7], widths=[8], norm=norm), torch.randn(6, 7)
+    assert torch.allclose(network(vectors)[:3], network(vectors[:3]), atol=1e-6) == (norm != "batch")
+    hidden = network.blocks[1][1](network.blocks[1][0](vectors))
+    if norm == "layer":
+        assert torch.allclose(hidden.mean(-1), torch.zeros(6), atol=1e-6)
+    if norm == "group":
+        assert torch.allclose(hidden.reshape(6, 2, 4).mean(-1), torch.zeros(6, 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("network", [CNN4(filters=2), ResNet12(width=2), MLP()])
+def test_every_network_has_its_last_layer_in_the_same_place(network):
+    assert isinstance(network.linear, torch.nn.Linear)
+    assert network.linear.out_features == 5
+    assert list(dict(network.named_parameters()))[-2:] == ["linear.weight", "linear.bias"]
+    assert network(IMAGES).shape == (6, 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CNN4(ways=1), "problem.network.ways must be an integer of at least 2, got 1"),
+        (lambda: CNN4(filters=0), "problem.network.filters must be an integer of at least 1, got 0"),
+        (lambda: CNN4(image_size=15), "problem.network.image_size must be an integer of at least 16, got 15"),
+        (lambda: ResNet12(width=0), "problem.network.width must be an integer of at least 1, got 0"),
+        (lambda: ResNet12(channels=None), "problem.network.channels must be an integer of at least 1, got None"),
+        (lambda: MLP(widths=[8, 0]), "problem.network.widths must be an integer of at least 1, got 0"),
+        (lambda: MLP(shape=[]), "problem.network.shape must have an axis or more, got []"),
+        (lambda: MLP(norm="batchnorm"), "problem.network.norm must be one of batch, group, layer, none, got"),
+        (lambda: CNN4(norm="bn"), "problem.network.norm must be one of batch, group, layer, none, got 'bn'"),
+    ],
+)
+def test_impossible_networks_are_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+        make()
