@@ -11,6 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from obbo_lightning.experiments.grid import Cell, Grid
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
+from obbo_lightning.runs.earlier import read_settings
+from obbo_lightning.settings.files import Settings
+from obbo_lightning.settings.schema import complete
 
 LOOK_EVERY = 0.5  # seconds
 
@@ -55,7 +58,7 @@ def prepare(grid: Grid, root: Path) -> list[RunDirectory]:
     for cell in grid.cells:
         run = RunDirectory(root / cell.name)
         if run.config.is_file():
-            if yaml.safe_load(run.config.read_text()) != yaml.safe_load(yaml.safe_dump(cell.settings)):
+            if not _has_settings(run, cell.settings):
                 raise ValueError(
                     f"{run.path} was begun with other settings: give --output another folder, or delete it"
                 )
@@ -64,6 +67,12 @@ def prepare(grid: Grid, root: Path) -> list[RunDirectory]:
             write_atomically(run.config, yaml.safe_dump(cell.settings, sort_keys=False))
         runs.append(run)
     return runs
+
+
+def _has_settings(run: RunDirectory, settings: Settings) -> bool:
+    """Whether a cell was begun with these; those of an earlier version are completed first."""
+    begun, wanted = read_settings(run), yaml.safe_load(yaml.safe_dump(settings))
+    return begun == wanted or complete(begun) == settings
 
 
 def run_cells(

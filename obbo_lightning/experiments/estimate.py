@@ -32,7 +32,7 @@ def estimate_seconds(cells: Sequence[Cell], jobs: int, clock: Callable[[], float
 
 
 def _measure(settings: Settings, clock: Callable[[], float]) -> float:
-    module, _, stream = build(settings)[:3]
+    module, _, stream = build(settings)
     rounds: int = settings["rounds"]
     tasks = list(islice(iter(stream.train), settings["tasks_per_round"]))
     seconds = 0.0
@@ -42,7 +42,7 @@ def _measure(settings: Settings, clock: Callable[[], float]) -> float:
         play(module.problem, module.algorithm, step, tasks, [Warm()] * len(tasks), Key())
         seconds = clock() - began
     seconds *= rounds * _recalled(step.memory, [(task, Warm()) for task in tasks], rounds)
-    if stream.test:
+    if len(stream.test):
         began = clock()
         module.evaluate(stream.test[0])
         evaluations = 1 + rounds // settings["evaluation"]["every"]

@@ -69,7 +69,9 @@ def draw_event(runs: Sequence[Run], ticker: str, day: str) -> list[Drawing]:
     from obbo_lightning.settings.schema import complete
     from obbo_lightning.training.run import build
 
-    module, _, stream = build(complete(runs[0].settings))[:3]
+    built = build(complete(runs[0].settings))
+    problem: Any = built.module.problem
+    stream: Any = built.stream
     chosen = stream.lanes.with_row_index("lane").filter(
         (pl.col("ticker") == ticker) & (pl.col("timestamp").dt.strftime("%Y-%m-%d") == day)
     )
@@ -78,7 +80,7 @@ def draw_event(runs: Sequence[Run], ticker: str, day: str) -> list[Drawing]:
     lane = int(chosen["lane"][0])
     weights = {run.label: float(pl.read_csv(run.directory.events)["weight"][lane]) for run in runs}
     title = f"{ticker}, event on {day}"
-    forecasts = _draw_forecasts(module.problem, stream.test[0], lane, weights, ticker, title)
+    forecasts = _draw_forecasts(problem, stream.test[0], lane, weights, ticker, title)
     return [_draw_subsets(stream.train, lane, ticker, title), forecasts]
 
 

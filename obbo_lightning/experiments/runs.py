@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
-import yaml
 
 from obbo_lightning.experiments.names import distinct_names
 from obbo_lightning.parts import part
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.runs.table import read_rounds
+from obbo_lightning.settings.files import Settings
 from obbo_lightning.streams.stream import Stream
 
 NEEDED = ("algorithm", "data", "seed", "rounds", "regret_window", "evaluation")
@@ -36,7 +37,7 @@ class Run(NamedTuple):
     """
 
     directory: RunDirectory
-    settings: dict[str, Any]
+    settings: Settings
     summary: dict[str, Any]
     metrics: pl.DataFrame
     stream: type[Stream]
@@ -82,7 +83,7 @@ def _directories(paths: Sequence[Path]) -> Iterator[RunDirectory]:
 
 def read_run(directory: RunDirectory) -> Run:
     """A finished run's files; refuses damaged ones in one line."""
-    settings = read_settings(directory)
+    settings = _read_settings(directory)
     if not directory.finished:
         raise ValueError("it is not finished")
     try:
@@ -105,16 +106,15 @@ def _stream_class(name: str) -> type[Stream]:
         return Stream
 
 
-def read_settings(directory: RunDirectory) -> dict[str, Any]:
-    """A run's configuration."""
+def _read_settings(directory: RunDirectory) -> Settings:
     try:
-        found = yaml.safe_load(directory.config.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as damage:
-        raise ValueError(f"its config.yaml cannot be read: {type(damage).__name__}") from None
+        found = read_settings(directory)
+    except ValueError:
+        raise ValueError("its config.yaml cannot be read") from None
     for key in NEEDED:
-        if not isinstance(found, dict) or key not in found:
+        if key not in found:
             raise ValueError(f"its config.yaml has no {key}")
-    return dict(found)
+    return found
 
 
 def label_runs(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:

@@ -12,8 +12,8 @@ from obbo_lightning import cli
 from obbo_lightning.experiments.dashboard import BY, SECTIONS, build_report, build_workspace, save
 from obbo_lightning.experiments.drawing import COLOURS
 from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.training.recorder import COUNTS, NUMBERS, REGRETS
-from obbo_lightning.training.run import complete
+from obbo_lightning.settings.schema import complete
+from obbo_lightning.training.rows import COUNTS, NUMBERS, REGRETS
 
 # wandb-workspaces itself uses what pydantic deprecates
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
