@@ -15,7 +15,7 @@ import torch
 from torch.nn import Parameter, functional
 
 from benchmarks.interleaved import medians, report
-from obbo_lightning.algorithms import OAGD, OBBO
+from obbo_lightning import OAGD, OBBO
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
@@ -24,6 +24,7 @@ from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.rounds import play
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.layers import read_layers
 from obbo_lightning.streams.fc100 import FC100Stream
 from obbo_lightning.streams.few_shot import FewShotStream

@@ -18,7 +18,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import Parameter
 
 from benchmarks.interleaved import report
-from obbo_lightning.algorithms import OBBO
+from obbo_lightning import OBBO
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.outer_step import OuterStep
@@ -84,13 +84,13 @@ def player(stream: FewShotStream, slots: list[int], share: Share) -> Callable[[]
     """Plays the next round each time it is called."""
     problem = stream.problem()
     algorithm = OBBO(window=10, inner=GradientDescent(steps=20, lr=0.1, start="outer"))
-    step = OuterStep(Parameter(problem.initial_outer(0)), algorithm, on_nonfinite="skip", share=share)
+    step = OuterStep(Parameter(problem.initial_outer(0)), algorithm, on_nonfinite="skip")
     turn = itertools.count()
 
     def next_round() -> object:
         t = next(turn)
         tasks = [stream.train[2 * t + slot] for slot in slots]
-        return play(problem, algorithm, step, tasks, Warm(), Key(0, t))
+        return play(problem, algorithm, step, tasks, Warm(), Key(0, t), share)
 
     return next_round
 

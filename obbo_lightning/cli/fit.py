@@ -28,8 +28,9 @@ def run(arguments: list[str]) -> int:
 def _play(settings: Settings) -> int:
     from obbo_lightning.runs.directory import RunDirectory
     from obbo_lightning.training.ranks import is_first
-    from obbo_lightning.training.run import build, play_to_exit_code
+    from obbo_lightning.training.run import build, play_to_exit_code, warn_in_lines
 
+    warn_in_lines()
     parts = build(settings)  # refuses what is impossible before anything is written
     directory = RunDirectory(Path(settings["output"]))  # rank 0 names it for all
     if is_first():

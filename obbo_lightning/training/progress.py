@@ -36,7 +36,7 @@ class RoundProgress(L.Callback):
             refresh_per_second=2,  # on a machine whose cores are all busy every refresh makes them wait for one another
         )
         self._bar = self._progress.add_task(
-            "", total=trainer.num_training_batches, completed=trainer.global_step, shown=""
+            "", total=_finite(trainer.num_training_batches), completed=trainer.global_step, shown=""
         )
         self._progress.start()
 
@@ -48,9 +48,10 @@ class RoundProgress(L.Callback):
             return
         row, metric = self.recorder.row, self.recorder.metric
         self._recent.append(float(row[metric]))
-        stream, test = sum(self._recent) / len(self._recent), self.recorder.centre_and_error(self.recorder.tested)[0]
+        stream, tested = sum(self._recent) / len(self._recent), self.recorder.tested
+        test = f"  test {self.recorder.centre_and_error(tested)[0]:.4g}" if tested else ""
         speed = self._progress.tasks[0].speed or self._progress.tasks[0].finished_speed or 0.0
-        shown = f"{metric} {stream:.4g}  test {test:.4g}  regret {row['regret/euclidean']:.3g}  {speed:.1f}/s"
+        shown = f"{metric} {stream:.4g}{test}  regret {row['regret/euclidean']:.3g}  {speed:.1f}/s"
         self._progress.update(self._bar, completed=row["round"], shown=shown)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -62,3 +63,8 @@ class RoundProgress(L.Callback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _finite(length: float) -> float | None:
+    """A stream without an end has no length to show."""
+    return None if length == float("inf") else length

@@ -98,7 +98,7 @@ class Recorder(L.Callback):
             self.metrics.append(self.row)
             self.timings.append(self.clock)
         self.oracle_calls += sum(module.played.calls.values())
-        self._log(trainer)
+        self._log(trainer, module)
         if rounds % self.checkpoint_every == 0 or last or stop:
             # A validation that is due now belongs to this round: callbacks that watch it must be saved after it.
             self._after_validation = stop if stop and not last else -1
@@ -127,12 +127,13 @@ class Recorder(L.Callback):
             self.metrics.sync()
             self.timings.sync()
 
-    def _log(self, trainer: L.Trainer) -> None:
-        """What the module does not log: `log` would repeat an evaluation in all rounds that follow it."""
+    def _log(self, trainer: L.Trainer, module: OnlineBilevelModule) -> None:
+        """What the module does not know; an evaluation to the loggers alone: `log` would repeat it in later rounds."""
+        spent = {"oracle_calls": self.oracle_calls}
+        module.log_numbers({**spent, "seconds": self.clock["seconds"]})
         tested = {name: value for name, value in self.row.items() if name.startswith("test_") and value is not None}
-        numbers = {**tested, **self.clock, "oracle_calls": self.oracle_calls}
-        for logger in trainer.loggers:
-            logger.log_metrics(numbers, step=trainer.global_step)
+        for logger in trainer.loggers if tested else ():
+            logger.log_metrics({**self.clock, **spent, **tested}, step=trainer.global_step)
 
     def _save(self, trainer: L.Trainer) -> None:
         stop, self._after_validation = self._after_validation, 0

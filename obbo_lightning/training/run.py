@@ -144,6 +144,7 @@ def resume(directory: Path, checkpoint: Path | None = None, devices: int | None 
         checkpoint: from here instead of the newest one.
         devices: any number of processes goes on with a run.
     """
+    warn_in_lines()
     run = RunDirectory.existing(directory)
     settings = complete(read_settings(run))
     if devices is not None:
@@ -158,10 +159,13 @@ def resume(directory: Path, checkpoint: Path | None = None, devices: int | None 
     return play_to_exit_code(settings, run, chosen, build(settings))
 
 
+def warn_in_lines() -> None:
+    """A warning is one line without a place in the code; Lightning has its own format, and must be there before."""
+    warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {message}\n"
+
+
 def play_to_exit_code(settings: Settings, run: RunDirectory, checkpoint: Path | None, parts: Parts) -> int:
     """`fit`, and what its process says and returns: 0, 1 after a failure, 128 + n after signal n."""
-    # Lightning has its own format, with paths; ours must come after it.
-    warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {message}\n"
     go_on = f"go on with: python -m obbo_lightning resume {run.path}"
     try:
         fit(settings, run, checkpoint, parts=parts)

@@ -85,7 +85,7 @@ MISTAKES = {
     "section": (["fit", "--trainer", "3"], "trainer must be keys and values, got 3"),
     "epochs": (
         ["fit", "--trainer.max_epochs", "3"],
-        "trainer.max_epochs cannot be set for an online run, got 3: a stream",
+        "trainer.max_epochs cannot be set for an online run, got 3",
     ),
     "accelerator": (["fit", "--trainer.accelerator", "tpuu"], "trainer: "),
     "devices": (
