@@ -24,6 +24,8 @@ class Oracle:
             raise ValueError(
                 f"outer must be a floating-point tensor [lanes, d], got {outer.dtype} of shape {tuple(outer.shape)}"
             )
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("a task cannot be solved in torch.inference_mode: there are no gradients to follow")
         self.problem = problem
         self.task = task
         self._laid_out = problem.laid_out(task)

@@ -27,14 +27,16 @@ def evaluate(
         start: the inner variable that solvers with ``start: previous`` go on from.
         seed: of the inner solver's samples.
     """
-    oracle = Oracle(problem, outer, task, Key(seed, -1))
-    inner = problem.solution(outer, task)
-    if inner is None:
-        first = start.to(outer.device).inner
-        if first is None and algorithm.inner.carries:
-            first = problem.initial_inner(outer, task)
-        inner = algorithm.inner(oracle, first)
-    return {"loss": oracle.outer_loss(inner), **problem.scores(outer, inner, task)}
+    with torch.inference_mode(False):  # which Lightning's loops are in, and in which there are no gradients to adapt by
+        task = {name: values.clone() if values.is_inference() else values for name, values in task.items()}
+        oracle = Oracle(problem, outer, task, Key(seed, -1))
+        inner = problem.solution(outer, task)
+        if inner is None:
+            first = start.to(outer.device).inner
+            if first is None and algorithm.inner.carries:
+                first = problem.initial_inner(outer, task)
+            inner = algorithm.inner(oracle, first)
+        return {"loss": oracle.outer_loss(inner), **problem.scores(outer, inner, task)}
 
 
 def gathered(scores: Sequence[dict[str, Tensor]], ranks: int) -> list[dict[str, float]]:

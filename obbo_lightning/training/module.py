@@ -29,6 +29,8 @@ SERVED = (
     ".*no pre-optimization state was saved.*",  # a checkpoint after the step is what a resumed stream needs
     ".*your dataloader is not resumable.*",  # it goes on with the round that is next
     ".*does not have many workers.*",  # a task is made faster than a round is played
+    ".*IterableDataset.*has `__len__` defined.*",  # each loader process has its own tasks
+    ".*treespec, LeafSpec.*",  # between Lightning and torch
 )
 
 
@@ -86,7 +88,7 @@ class OnlineBilevelModule(L.LightningModule):
         """The outer step is always there."""
         for message in SERVED:
             warnings.filterwarnings("ignore", message=message)
-        return [self.outer_step]
+        return [] if self._trainer is not None and self.outer_step in self.trainer.callbacks else [self.outer_step]
 
     def configure_optimizers(self) -> Optimizer:
         """The algorithm's outer rule."""
@@ -148,6 +150,10 @@ class OnlineBilevelModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """In the middle of a stream it is the current inner variable that solvers go on from."""
+        self.gather_start()
+
+    def on_test_epoch_start(self) -> None:
+        """As in a validation."""
         self.gather_start()
 
     def on_validation_epoch_end(self) -> None:

@@ -17,9 +17,7 @@ from obbo_lightning.training.ranks import require_ranks
 
 NOISE = (
     ".*callbacks used to create the checkpoint.*",  # judging a run needs none of them
-    ".*treespec, LeafSpec.*",
     ".*`srun` command is available.*",  # a run on a login node, or a cell that is one process, does not want it
-    ".*IterableDataset.*has `__len__` defined.*",  # each loader process has its own tasks
 )
 
 
