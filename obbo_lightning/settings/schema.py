@@ -96,12 +96,14 @@ def _check_callback(entry: Settings) -> None:
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     parser.add_class_arguments(cls, "callback", fail_untyped=False)
     given = {key: value for key, value in entry.items() if key != "name"}
-    known = {action.dest for action in parser._actions}
+    known = sorted(a.dest.removeprefix("callback.") for a in parser._actions if a.dest.startswith("callback."))
     for key in given:
-        if f"callback.{key}" not in known:
-            wanted = ", ".join(sorted(name.removeprefix("callback.") for name in known))
-            raise ConfigError(f"trainer.callbacks: {entry['name']} takes {wanted}, got {key!r}")
-    _parsed(parser, {"callback": given})
+        if key not in known:
+            raise ConfigError(f"trainer.callbacks: {entry['name']} takes {', '.join(known) or 'no keys'}, got {key!r}")
+    try:
+        _parsed(parser, {"callback": given})
+    except ConfigError as refusal:
+        raise ConfigError(f"trainer.callbacks: {str(refusal).removeprefix('callback.')}") from None
 
 
 def _parsed(parser: ArgumentParser, settings: Settings) -> Namespace:

@@ -107,7 +107,7 @@ class Recorder(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save what has waited for this."""
-        if self._after_validation and trainer.training:
+        if self._after_validation and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._save(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

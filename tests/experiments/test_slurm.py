@@ -41,7 +41,7 @@ def write(folder, request=REQUEST, **changes):
 
 
 def test_the_file_that_we_ship_asks_for_what_it_says():
-    assert slurm_request.read_request(CONFIGS / "slurm.yaml") == {
+    assert slurm_request.read_request(CONFIGS / "slurm" / "default.yaml") == {
         "partition": "gpu",
         "time": 240,
         "gpus_per_node": 1,
