@@ -49,7 +49,9 @@ class LocalLauncher:
         for worker in self._workers:
             worker.process.send_signal(signal.SIGTERM)
         for worker in self._workers:
-            worker.process.wait()  # before its input ends: to a run that would be a second signal, which means at once
+            # First its answer: to a run the end of its input would be a second signal, which means at once. A cell
+            # whose last round was played when the signal came has finished, and its worker waits for the next one.
+            worker.take_answer()
             worker.end()
         self._workers = []
         return "the same command goes on"
@@ -93,11 +95,15 @@ class _Worker:
 
     def has_answered(self) -> bool:
         """Whether its cell is over, well or not."""
-        if not select.select([self], [], [], 0)[0]:
-            return False
+        over = bool(select.select([self], [], [], 0)[0])
+        if over:
+            self.take_answer()
+        return over
+
+    def take_answer(self) -> None:
+        """Wait for the end of its cell, or its own."""
         answer = self._answers.readline()
         self.serves = answer != "" and int(answer) < 128  # a signal that ended a cell ends its worker, too
-        return True
 
     def end(self) -> str:
         """Let it go; returns what killed it, if something did."""

@@ -178,6 +178,18 @@ def test_stopping_saves_what_is_played_starts_nothing_and_leaves_nothing_running
     assert not (runs[2].path / "log.txt").exists()
 
 
+def test_stopping_waits_for_a_cell_that_finishes_in_spite_of_the_signal(tmp_path):
+    finishes = SAVED_BY_SIGNAL.replace("code = 128 + signal.SIGTERM", "")
+    runs = made(tmp_path, a=finishes, b=PID)
+    launcher = LocalLauncher(1)
+    launcher.start([], runs)
+    assert launcher.busy()
+    wait_for(runs[0].path / "begun")
+    launcher.stop()
+    assert [run.finished for run in runs] == [True, False]
+    assert not is_running(pids(runs[:1])[0])
+
+
 def test_a_worker_whose_comparison_is_gone_saves_its_cell_and_ends(tmp_path):
     (run,) = made(tmp_path, a=SAVED_BY_SIGNAL)
     command = [sys.executable, "-m", "obbo_lightning.experiments.worker"]
