@@ -81,6 +81,7 @@ class OnlineBilevelModule(L.LightningModule):
         self.played: Round | None = None
         self.row: Row = {}
         self._judged: list[dict[str, Tensor]] = []
+        self._loaded_round = 0
         algorithm.require_fit(problem)
         algorithm.optimizer(self.outer)  # refuses a start outside the domain here, not after the data were read
 
@@ -104,13 +105,15 @@ class OnlineBilevelModule(L.LightningModule):
 
     def _play_once(self) -> None:
         """A stream is one epoch, whatever the Trainer was told; says so where that was something else."""
-        loop, length, rounds = self.trainer.fit_loop, self.trainer.fit_loop.max_epochs, self.trainer.global_step
-        if length not in (None, -1, 1, 1000):  # 1000 is what Lightning makes of no number at all
-            warnings.warn(f"max_epochs is {length}, and a stream is played once: there is one epoch", stacklevel=2)
-        loop.max_epochs = 1
+        epochs = self.trainer.fit_loop.max_epochs
+        if epochs not in (None, -1, 1, 1000):  # 1000 is what Lightning makes of no number at all
+            warnings.warn(f"max_epochs is {epochs}, and a stream is played once: there is one epoch", stacklevel=2)
+        self.trainer.fit_loop.max_epochs = 1
         total = getattr(getattr(self.trainer, "datamodule", None), "rounds", None)
-        if total is not None and rounds >= total:
-            warnings.warn(f"nothing is left to play: the checkpoint is of round {rounds} of {total}", stacklevel=2)
+        if total is not None and self._loaded_round >= total:
+            warnings.warn(
+                f"nothing is left to play: the checkpoint is of round {self._loaded_round} of {total}", stacklevel=2
+            )
 
     def training_step(self, tasks: list[Task], batch_idx: int) -> None:
         """Round t: λ_t meets its tasks, is judged on them, learns from them."""
@@ -120,6 +123,8 @@ class OnlineBilevelModule(L.LightningModule):
         key = Key(self.seed, self.trainer.global_step)
         self.played = play(self.problem, self.algorithm, step, tasks, self.warms, key, ranks.share)
         self.warms = self.played.warms
+        if ranks.size == 1:  # several are asked when an evaluation begins
+            self.judged_from = self.warms[0]
         self.row = {"round": self.trainer.global_step, **row_of(self.played, step.memory.fill)}
         # ``step`` is the place on a logger's axis, which would begin at 0.
         self.log_numbers({**self.row, "step": self.trainer.global_step})
@@ -198,6 +203,8 @@ class OnlineBilevelModule(L.LightningModule):
         self.to(checkpoint["state_dict"]["outer"].dtype)
         self.warms = [Warm(**state) for state in checkpoint["warms"]]
         self.judged_from = self.warms[0]
+        self._loaded_round = checkpoint["global_step"]
+        _go_on_in_the_same_epoch(checkpoint["loops"]["fit_loop"])
 
     def _recipe(self) -> dict[str, Any]:
         recipe: dict[str, Any] = {
@@ -237,3 +244,10 @@ class OnlineBilevelModule(L.LightningModule):
         module = cls(**{**make_again(recipe), **parts}, outer=checkpoint["state_dict"]["outer"])
         module.on_load_checkpoint(checkpoint)
         return module
+
+
+def _go_on_in_the_same_epoch(loop: dict[str, Any]) -> None:
+    """A stream that was ended before its end (max_steps, max_time) is not over: its epoch goes on where it was."""
+    for scope in ("current", "total"):
+        loop["epoch_progress"][scope] |= {"processed": 0, "completed": 0}
+    loop["epoch_loop.batch_progress"]["is_last_batch"] = False

@@ -28,6 +28,10 @@ from obbo_lightning import (
 from obbo_lightning.training.checkpoints import CheckpointError
 from obbo_lightning.training.evaluation import evaluate
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint"),  # the second trainer has none
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
 INNER = GradientDescent(steps=3, lr=0.2)
 
 
@@ -35,13 +39,11 @@ def tasks(first=0, length=200):
     return Tasks(lambda t: toy_task(lanes=1, seed=first + t), length)
 
 
-def module(algorithm=None, **options):
-    return OnlineBilevelModule(
-        Warmed(),
-        algorithm or OBBO(lr=0.05, window=4, inner=INNER, hypergradient=FixedPoint(3)),
-        toy_point(1),
-        **options,
-    )
+OURS = OBBO(lr=0.05, window=4, inner=INNER, hypergradient=FixedPoint(3))
+
+
+def module(algorithm=OURS, **options):
+    return OnlineBilevelModule(Warmed(), algorithm, toy_point(1), **options)
 
 
 class Warmed(Proximal):
@@ -57,14 +59,17 @@ def data(rounds=20, **options):
 
 def trainer(tmp_path, **options):
     usual = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    usual |= {"default_root_dir": tmp_path, "plugins": [ExactCheckpoints()], "enable_checkpointing": False}
+    usual |= {"default_root_dir": tmp_path, "plugins": [ExactCheckpoints()], "enable_checkpointing": False, "max_epochs": 1}
     return L.Trainer(**{**usual, **options})
 
 
-def outer_after(rounds, algorithm=None):
-    made = module(algorithm)
-    *_, last = online(Warmed(), made.algorithm, [tasks()[t] for t in range(rounds)], toy_point(1))
+def outer_after(rounds, algorithm=OURS):
+    *_, last = online(Warmed(), algorithm, [tasks()[t] for t in range(rounds)], toy_point(1))
     return last.step.outer
+
+
+def judged(made, task, start):
+    return evaluate(made.problem, made.algorithm, made.outer.detach(), task, start)["loss"]
 
 
 def test_a_plain_trainer_plays_the_plain_loop(tmp_path):
@@ -78,7 +83,7 @@ def test_every_round_is_in_the_log_under_its_number(tmp_path):
     made = module()
     one = trainer(tmp_path, logger=logger, log_every_n_steps=1, limit_val_batches=0, callbacks=[LearningRateMonitor()])
     one.fit(made, data(rounds=6))
-    rows = [row for row in csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines())]
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
     rounds = [row for row in rows if row["loss"]]
     assert [int(float(row["round"])) for row in rounds] == [1, 2, 3, 4, 5, 6]
     assert [int(row["step"]) for row in rounds] == [1, 2, 3, 4, 5, 6]
@@ -129,7 +134,7 @@ def test_early_stopping_ends_a_stream(tmp_path):
     assert one.global_step == 10
 
 
-@pytest.mark.parametrize("algorithm", [None, OAGD(lr=0.05, window=3, inner=INNER)], ids=["obbo", "oagd"])
+@pytest.mark.parametrize("algorithm", [OURS, OAGD(lr=0.05, window=3, inner=INNER)], ids=["obbo", "oagd"])
 def test_a_model_checkpoint_goes_on_bit_for_bit_and_stops_at_max_steps(tmp_path, algorithm):
     saves = ModelCheckpoint(tmp_path / "saves", every_n_train_steps=6, save_top_k=-1)
     with warnings.catch_warnings():
@@ -281,7 +286,7 @@ def test_arriving_tasks_have_no_loader_processes():
         StreamDataModule(generated(), workers=2)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_loader_processes_serves_the_same_rounds(workers):
     served = StreamDataModule(tasks(), 7, tasks_per_round=2, workers=workers).train_dataloader()
     expected = StreamDataModule(tasks(), 7, tasks_per_round=2).train_dataloader()
@@ -326,5 +331,7 @@ def test_resume_takes_the_file_of_a_model_checkpoint(tmp_path, monkeypatch):
     assert (run / "checkpoints" / "round-00000020.ckpt").is_file()  # after the validation that was due then
     whole = (run / "metrics.csv").read_bytes()
     (run / "summary.json").unlink()
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("dirpath: saves", "dirpath: other"))
     assert cli.main(["resume", str(run), "--checkpoint", "saves/epoch=0-step=13.ckpt"]) == 0
     assert (run / "metrics.csv").read_bytes() == whole
