@@ -159,11 +159,11 @@ class StreamDataModule(L.LightningDataModule):
         self._arriving = ArrivingRounds(self.train, self.rounds, self.tasks_per_round, slots, played, self._state)
         return self._loader(self._arriving)
 
-    def val_dataloader(self) -> DataLoader[Task] | list[Any]:
+    def val_dataloader(self) -> DataLoader[Task]:
         """Validation tasks."""
         return self._judging(self.validation)
 
-    def test_dataloader(self) -> DataLoader[Task] | list[Any]:
+    def test_dataloader(self) -> DataLoader[Task]:
         """Test tasks."""
         return self._judging(self.test)
 
@@ -176,10 +176,8 @@ class StreamDataModule(L.LightningDataModule):
         """Go on from there."""
         self._state = state_dict["stream"]
 
-    def _judging(self, tasks: Sequence[Task]) -> DataLoader[Task] | list[Any]:
-        """Each rank judges some of them; where there are none, there is nothing to load."""
-        if not len(tasks):
-            return []
+    def _judging(self, tasks: Sequence[Task]) -> DataLoader[Task]:
+        """Each rank judges some of them."""
         rank, ranks = self._rank()
         count = len(tasks) if self.judged is None else min(self.judged, len(tasks))
         places = range(rank, count, ranks)
