@@ -1,9 +1,19 @@
-"""Your algorithm: OBBO's window with a discount, and a step that is clipped by the sign of the direction."""
+"""Your algorithm: a discounted window of hypergradients, and a proximal step that makes small coordinates zero."""
 
 from functools import partial
 
-from obbo_lightning import Algorithm, BregmanRule, Euclidean, FixedPoint, GradientDescent, HypergradientWindow
-from obbo_lightning import L1, Domain, InnerSolver, RealSpace
+from obbo_lightning import (
+    L1,
+    Algorithm,
+    BregmanRule,
+    Domain,
+    Euclidean,
+    FixedPoint,
+    GradientDescent,
+    HypergradientWindow,
+    InnerSolver,
+    RealSpace,
+)
 
 
 class Sparse(Algorithm):

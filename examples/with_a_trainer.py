@@ -5,15 +5,13 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, Mode
 from lightning.pytorch.loggers import CSVLogger
 from my_ridge import DriftingRegressions
 
-from obbo_lightning import OBBO, Box, ExactCheckpoints, FixedPoint, GradientDescent, NegativeEntropy
-from obbo_lightning import OnlineBilevelModule, StreamDataModule
+import obbo_lightning as obbo
 
 stream = DriftingRegressions(seed=0)
 problem = stream.problem()
-algorithm = OBBO(lr=0.5, geometry=NegativeEntropy(), domain=Box(1e-3, 2.0), hypergradient=FixedPoint(10),
-                 inner=GradientDescent(steps=20, lr=0.1))  # fmt: skip
-module = OnlineBilevelModule(problem, algorithm, stream.start(problem, seed=0))
-data = StreamDataModule(stream, rounds=300)
+algorithm = obbo.OBBO(lr=0.5, window=10, geometry=obbo.NegativeEntropy(), domain=obbo.Box(1e-3, 2.0))
+module = obbo.OnlineBilevelModule(problem, algorithm, stream.start(problem, seed=0))
+data = obbo.StreamDataModule(stream, rounds=300)
 
 best = ModelCheckpoint("best", monitor="validation/explained", mode="max", save_last=True)
 stop = EarlyStopping("validation/explained", mode="max", patience=4)
@@ -23,12 +21,12 @@ trainer = L.Trainer(
     log_every_n_steps=1,
     logger=CSVLogger("logs"),  # or WandbLogger
     callbacks=[best, stop, LearningRateMonitor()],
-    plugins=[ExactCheckpoints()],
+    plugins=[obbo.ExactCheckpoints()],
 )
 trainer.fit(module, data)
 trainer.test(module, data)
 
-again = OnlineBilevelModule.load_from_checkpoint(best.best_model_path)
+again = obbo.OnlineBilevelModule.load_from_checkpoint(best.best_model_path)
 print(f"{trainer.global_step} rounds; the best weight is {again.outer.item():.3f}")
-trainer = L.Trainer(max_steps=trainer.global_step + 20, logger=False, callbacks=[], plugins=[ExactCheckpoints()])
-trainer.fit(again, StreamDataModule(stream), ckpt_path=best.last_model_path)  # more of the same stream
+more = L.Trainer(max_steps=trainer.global_step + 20, logger=False, plugins=[obbo.ExactCheckpoints()])
+more.fit(again, obbo.StreamDataModule(stream), ckpt_path=best.last_model_path)  # more of the same stream

@@ -46,11 +46,17 @@ def _check_train(train: Sequence[Task] | Iterable[Task], rounds: int) -> Task:
         first = _kept(train[0])  # type: ignore[index]
         _check_sequence("train", train, rounds, first)  # type: ignore[arg-type]
         return first
-    tasks = [_kept(task) for task in islice(iter(train), rounds)]
+    iterator: Any = iter(train)
+    start = copy.deepcopy(iterator.state_dict()) if _says_where(iterator) else None
+    tasks = [_kept(task) for task in islice(iterator, rounds)]
     assert tasks, "train must have a task, and has none"
     _check_form("train", tasks, tasks[0])
-    again = list(islice(iter(train), rounds))
-    _assert_same("train: a second iteration", tasks, again)
+    again: Any = iter(train)
+    if again is iterator and start is not None:  # there is one of it, which can go back
+        again.load_state_dict(start)
+    _assert_same("train: a second iteration", tasks, list(islice(again, rounds)))
+    if again is iterator and start is not None:
+        again.load_state_dict(start)
     _check_state(train, tasks)
     return tasks[0]
 
@@ -82,10 +88,14 @@ def _check_form(name: str, tasks: Sequence[Task], like: Task) -> None:
             assert value.dtype == like[key].dtype, f"{name}: {key!r} must be {like[key].dtype}, got {value.dtype}"
 
 
+def _says_where(iterator: Any) -> bool:
+    return hasattr(iterator, "state_dict") and hasattr(iterator, "load_state_dict")
+
+
 def _check_state(train: Iterable[Task], tasks: Sequence[Task]) -> None:
     """An iterator that can say where it is goes on from there."""
     iterator: Any = iter(train)
-    if not (hasattr(iterator, "state_dict") and hasattr(iterator, "load_state_dict")):
+    if not _says_where(iterator):
         return
     half = len(tasks) // 2
     list(islice(iterator, half))

@@ -297,6 +297,7 @@ def test_a_market_run_that_was_stopped_goes_on_exactly(tmp_path):
         assert np.array_equal(one["regret"], two["regret"])
 
 
+@pytest.mark.filterwarnings("ignore:nothing is left to play")
 def test_a_market_run_that_was_killed_after_its_last_checkpoint_is_finished_by_resume(tmp_path):
     assert cli.main(["fit", *FLAGS, "--output", str(tmp_path)]) == 0
     (run,) = tmp_path.glob("*/*")

@@ -59,7 +59,8 @@ def data(rounds=20, **options):
 
 def trainer(tmp_path, **options):
     usual = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    usual |= {"default_root_dir": tmp_path, "plugins": [ExactCheckpoints()], "enable_checkpointing": False, "max_epochs": 1}
+    usual |= {"default_root_dir": tmp_path, "plugins": [ExactCheckpoints()], "enable_checkpointing": False}
+    usual |= {"max_epochs": 1}
     return L.Trainer(**{**usual, **options})
 
 

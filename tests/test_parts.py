@@ -1,0 +1,146 @@
+"""Parts by name: ours, plug-ins', and yours from modules and files, by one function."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from toy import Proximal
+
+from obbo_lightning import OBBO, Algorithm, Euclidean, names_of, part, parts as registry, register
+from obbo_lightning.core.recipes import make_again, recipe_of
+
+MINE = """
+from obbo_lightning import OBBO, Euclidean
+import beside
+
+class Mine(OBBO):
+    '''Mine.'''
+    def __init__(self, lr: float = beside.LR):
+        super().__init__(lr=lr, geometry=Euclidean())
+
+class NotAPart:
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A module and a file beside it, and everything as it was afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "beside.py").write_text("LR = 0.25\n")
+    before = set(sys.modules)
+    monkeypatch.setattr(registry, "KINDS", {k: v._replace(names=dict(v.names)) for k, v in registry.KINDS.items()})
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name in ("mine", "beside") or name.startswith("obbo_part_"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("kind", sorted(registry.KINDS))
+def test_every_registered_name_is_a_part_of_its_kind(kind):
+    for name in names_of(kind):
+        cls = part(kind, name)
+        assert part(kind, f"{cls.__module__}.{cls.__qualname__}") is cls
+
+
+def test_a_file_and_a_dotted_name_give_the_class(folder):
+    by_file = part("algorithm", "mine.py:Mine")
+    assert by_file().made_with == {}
+    assert issubclass(by_file, OBBO)
+    assert part("algorithm", str(folder / "mine.py") + ":Mine") is by_file  # loaded once
+    assert part("algorithm", "mine.Mine").__name__ == "Mine"
+
+
+def test_a_registered_class_is_found_by_its_word_and_its_kind_is_what_it_extends(folder):
+    made = register("mine")(part("algorithm", "mine.py:Mine"))
+    assert part("algorithm", "mine") is made
+    assert "mine" in names_of("algorithm")
+    assert "mine" not in names_of("geometry")
+    register("mine")(made)  # a module that is read twice
+    with pytest.raises(ValueError, match="algorithm name must be new, got 'mine', which is"):
+        register("mine")(OBBO)
+    with pytest.raises(ValueError, match="a part must extend one of Algorithm, InnerSolver"):
+        register("nothing")(int)
+
+
+def test_an_installed_plug_in_is_found_through_its_entry_point(folder, monkeypatch):
+    information = folder / "plugin-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[obbo_lightning.algorithm]\nplugged = mine:Mine\n")
+    monkeypatch.syspath_prepend(str(folder))
+    assert "plugged" in names_of("algorithm")
+    assert part("algorithm", "plugged").__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        ("geometry", "euclidian", "geometry must be one of adaptive_diagonal, euclidean, .*did you mean 'euclidean'?"),
+        ("algorithm", "mine.py:Mien", "there is no Mien in it; did you mean 'Mine'?"),
+        ("algorithm", "nowhere.py:Mine", "algorithm must be a class in a file that exists, got 'nowhere.py:Mine'"),
+        ("geometry", "mine.py:Mine", "geometry must be a Geometry, got 'mine.py:Mine', which is not"),
+        ("algorithm", "mine.NotAPart", "algorithm must be a Algorithm, got 'mine.NotAPart', which is not"),
+        ("data", "no.such.Thing", "data 'no.such.Thing' cannot be loaded: ModuleNotFoundError: No module named 'no'"),
+    ],
+)
+def test_a_wrong_name_is_refused_in_one_line(folder, kind, name, said):
+    with pytest.raises(ValueError, match=said) as refusal:
+        part(kind, name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_raises_is_named_and_can_be_mended(folder):
+    (folder / "broken.py").write_text("x = 1 / 0\n")
+    with pytest.raises(ValueError, match=r"algorithm 'broken.py:Mine' cannot be loaded: ZeroDivisionError"):
+        part("algorithm", "broken.py:Mine")
+    (folder / "broken.py").write_text(MINE)
+    assert part("algorithm", "broken.py:Mine").__name__ == "Mine"
+
+
+def test_a_name_in_a_file_is_found_beside_the_settings_that_name_it(folder, tmp_path_factory, monkeypatch):
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert registry.placed("mine.py:Mine", folder) == f"{folder / 'mine.py'}:Mine"
+    assert registry.placed("obbo", folder) == "obbo"
+    assert Path(registry.placed("other.py:X", folder).partition(":")[0]).is_absolute()
+
+
+def test_a_part_is_made_again_from_what_it_was_made_with(folder):
+    mine = part("algorithm", "mine.py:Mine")(lr=0.5)
+    recipe = recipe_of(mine)
+    assert recipe == {"part": f"{folder / 'mine.py'}:Mine", "with": {"lr": 0.5}}
+    again = make_again(recipe)
+    assert type(again) is type(mine)
+    assert again.made_with == {"lr": 0.5}
+    problem = make_again(recipe_of(Proximal(proximity=0.7)))
+    assert problem.proximity == 0.7
+
+
+def test_a_recipe_holds_tensors_dtypes_and_lists():
+    from obbo_lightning.streams.quadratic import QuadraticStream
+
+    problem = QuadraticStream(lanes=2).problem
+    again = make_again(recipe_of(problem))
+    assert torch.equal(again.inner_matrix, problem.inner_matrix)
+    assert make_again(recipe_of([torch.float64, {"a": (1, 2)}])) == [torch.float64, {"a": [1, 2]}]
+    with pytest.raises(ValueError, match="Linear cannot be written down as plain values"):
+        recipe_of(torch.nn.Linear(1, 1))
+
+
+def test_parts_are_copied_and_compared_as_before():
+    import copy
+    import inspect
+    import pickle
+
+    geometry = Euclidean()
+    assert type(copy.deepcopy(geometry)) is Euclidean
+    algorithm = pickle.loads(pickle.dumps(OBBO(lr=0.3)))
+    assert algorithm.made_with == {"lr": 0.3}
+    assert list(inspect.signature(OBBO).parameters)[:2] == ["lr", "window"]
+    assert inspect.signature(Euclidean).parameters == {}
+    with pytest.raises(TypeError, match="windw"):
+        OBBO(windw=3)
+    assert issubclass(OBBO, Algorithm)
