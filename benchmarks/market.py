@@ -19,8 +19,9 @@ from obbo_lightning.core.problem import Task
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.layers import read_layers
+from obbo_lightning.settings.schema import complete
 from obbo_lightning.training.allocator import keep_freed_memory
-from obbo_lightning.training.run import complete, fit
+from obbo_lightning.training.run import fit
 
 LANES, SUBSET, ROUNDS = 440, 700, 600
 

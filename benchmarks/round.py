@@ -20,17 +20,20 @@ from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.inner import GradientDescent
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.outer_step import OuterStep
+from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.rounds import play
+from obbo_lightning.core.validation import instance_of
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.layers import read_layers
+from obbo_lightning.settings.schema import complete
 from obbo_lightning.streams.fc100 import FC100Stream
 from obbo_lightning.streams.few_shot import FewShotStream
 from obbo_lightning.streams.synthetic import SyntheticStream
 from obbo_lightning.training.allocator import keep_freed_memory
-from obbo_lightning.training.run import complete, fit
+from obbo_lightning.training.run import fit
 
 GRADIENTS = 20  # timed together: one alone is over before the machine has settled
 BLOCK = 25  # rounds of `fit` between two looks at the clock, one checkpoint among them
@@ -53,7 +56,7 @@ def main() -> None:
 
 def rounds(stream: FewShotStream, repeats: int) -> None:
     """A round, in plain gradients."""
-    problem = stream.problem()
+    problem = instance_of("problem", stream.problem(), FewShot)
     inner = GradientDescent(steps=20, lr=0.1, start="outer")
     turn, gradient = itertools.count(), plain_gradient(problem, stream)
     found = medians(
@@ -100,10 +103,10 @@ def plain_gradient(problem: FewShot, stream: FewShotStream) -> Callable[[], obje
 
 
 def player(
-    stream: FewShotStream, problem: FewShot, algorithm: Algorithm, fill: int = 0, warm_up: int = 0
+    stream: FewShotStream, problem: Problem, algorithm: Algorithm, fill: int = 0, warm_up: int = 0
 ) -> Callable[[], object]:
     """Plays the next round of the stream each time it is called; ``fill`` puts noise into the window first."""
-    outer = Parameter(problem.initial_outer(0))
+    outer = Parameter(stream.start(problem, 0))
     step = OuterStep(outer, algorithm, on_nonfinite="skip")
     for _ in range(fill):
         step.memory.merge(1e-3 * torch.randn(1, *outer.shape))

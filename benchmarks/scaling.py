@@ -50,7 +50,7 @@ def measure(rank: int, port: int, root: str | None, turns: int) -> None:
     keep_freed_memory()
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     stream: FewShotStream = FC100Stream(root) if root else SyntheticStream()
-    reduced = torch.zeros(1, 1, stream.problem().initial_outer(0).shape[1])
+    reduced = torch.zeros(1, 1, stream.start(stream.problem(), 0).shape[1])
     actions: dict[str, Callable[[], object]] = {
         "alone": player(stream, [0, 1], Share(tasks=2)),
         "shared": player(stream, [rank], Share(first=rank, tasks=2, total=total)),
@@ -84,7 +84,7 @@ def player(stream: FewShotStream, slots: list[int], share: Share) -> Callable[[]
     """Plays the next round each time it is called."""
     problem = stream.problem()
     algorithm = OBBO(window=10, inner=GradientDescent(steps=20, lr=0.1, start="outer"))
-    step = OuterStep(Parameter(problem.initial_outer(0)), algorithm, on_nonfinite="skip")
+    step = OuterStep(Parameter(stream.start(problem, 0)), algorithm, on_nonfinite="skip")
     turn = itertools.count()
 
     def next_round() -> object:

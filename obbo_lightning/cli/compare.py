@@ -81,7 +81,7 @@ def _require_launcher(asked: argparse.Namespace) -> None:
     if asked.jobs is not None and asked.jobs < 1:
         raise ValueError(f"--jobs must be an integer of at least 1, got {asked.jobs}")
     if asked.launcher == "slurm" and not asked.slurm:
-        raise ValueError("--launcher slurm needs --slurm FILE, with what to ask of Slurm: see configs/slurm/default.yaml")
+        raise ValueError("--launcher slurm needs --slurm FILE, what to ask of Slurm: see configs/slurm/default.yaml")
     if asked.launcher == "slurm" and asked.jobs:
         raise ValueError(
             f"--jobs is for --launcher local, got {asked.jobs}: array_parallelism in {asked.slurm} is its like"

@@ -15,7 +15,7 @@ Recipe = Any  # numbers, words, tensors, lists and mappings of them: what torch.
 class _Signature:
     """What a class is called with: what its ``__init__`` takes, and not what `Part.__new__` does, which is anything."""
 
-    def __get__(self, made: Any, cls: type) -> inspect.Signature:
+    def __get__(self, made: Any, cls: Any) -> inspect.Signature:
         if cls.__init__ is object.__init__:
             return inspect.Signature()
         of_instance = inspect.signature(cls.__init__)

@@ -79,7 +79,7 @@ def play(
     ended = [[share.spread_warm(one.estimate.warm, len(outer)) for one in past] for past in solved]
     step.memory.keep([[(t, w) for (t, _), w in zip(*pair, strict=True)] for pair in zip(recalled, ended, strict=True)])
     estimates = [one.estimate for one in solved[-1]]
-    return Round(**combined.reported, calls=combined.calls, step=record, estimates=estimates, warms=ended[-1])
+    return Round(*combined.reported, combined.scores, combined.calls, record, estimates, ended[-1])
 
 
 class Combined(NamedTuple):
@@ -88,13 +88,15 @@ class Combined(NamedTuple):
     Attributes:
         hypergradients: of each round that was solved, newest last ``[rounds, lanes, d]``.
         exact: ∇F_t(λ_t) ``[lanes, d]``, where the problem knows it.
-        reported: loss, inner_loss, residual and scores of the round's own tasks.
+        reported: loss, inner loss and residual of the round's own tasks.
+        scores: of the same.
         calls: oracle calls in all processes.
     """
 
     hypergradients: Tensor
     exact: Tensor | None
-    reported: dict[str, Tensor | dict[str, Tensor]]
+    reported: tuple[Tensor, Tensor, Tensor]
+    scores: dict[str, Tensor]
     calls: dict[str, int]
 
 
@@ -108,25 +110,23 @@ def combine(solved: list[list[Solved]], judged: list[Judged], share: Share, lane
     hypergradients = torch.stack([share.mean([one.estimate.hypergradient for one in past], lanes) for past in solved])
     exact = [one.exact for one in judged if one.exact is not None]
     exact_mean = share.mean(exact, lanes) if exact else hypergradients.new_zeros(0)
-    numbers = {
-        "loss": share.mean([one.loss for one in newest], lanes),
-        "inner_loss": share.mean([one.inner_loss for one in judged], lanes),
-        "residual": share.mean([one.residual for one in newest], lanes),
-    }
+    loss = share.mean([one.loss for one in newest], lanes)
+    inner_loss = share.mean([one.inner_loss for one in judged], lanes)
+    residual = share.mean([one.residual for one in newest], lanes)
     scores = {name: share.mean([one.scores[name] for one in judged], lanes) for name in judged[0].scores}
     # Processes that divide lanes make the same calls.
     part = 1.0 if share.lanes is None else (share.lanes.stop - share.lanes.start) / lanes
     counted = [one.estimate.calls for past in solved for one in past]
     calls = hypergradients.new_tensor([part * sum(c[name] for c in counted) for name in ("gradients", "products")])
-    hypergradients, exact_mean, calls, *found = share.sum(
-        [hypergradients, exact_mean, calls, *numbers.values(), *scores.values()]
+    hypergradients, exact_mean, calls, loss, inner_loss, residual, *found = share.sum(
+        [hypergradients, exact_mean, calls, loss, inner_loss, residual, *scores.values()]
     )
     gradients, products = calls.round().int().tolist()
-    reported: dict[str, Tensor | dict[str, Tensor]] = dict(zip(numbers, found, strict=False))
     return Combined(
         hypergradients,
         exact_mean if exact else None,
-        reported | {"scores": dict(zip(scores, found[len(numbers) :], strict=True))},
+        (loss, inner_loss, residual),
+        dict(zip(scores, found, strict=True)),
         {"gradients": gradients, "products": products},
     )
 

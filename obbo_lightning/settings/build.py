@@ -50,7 +50,7 @@ def _build(settings: Settings, path: str, **extra: Any) -> Any:
     return _refusing_with_prefix(path.partition(".")[0], lambda: cls(**given, **extra))
 
 
-def _existing(settings: Settings, path: str) -> type[Any]:
+def _existing(settings: Settings, path: str) -> Any:
     cls = part_class(settings, path)
     if cls is None:
         raise ValueError(f"{path} must be given, got none")

@@ -90,7 +90,8 @@ class OnlineBilevelModule(L.LightningModule):
         """The outer step is always there."""
         for message in SERVED:
             warnings.filterwarnings("ignore", message=message)
-        return [] if self._trainer is not None and self.outer_step in self.trainer.callbacks else [self.outer_step]
+        attached: list[L.Callback] = [] if self._trainer is None else getattr(self.trainer, "callbacks", [])
+        return [] if self.outer_step in attached else [self.outer_step]
 
     def configure_optimizers(self) -> Optimizer:
         """The algorithm's outer rule."""

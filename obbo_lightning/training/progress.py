@@ -47,7 +47,7 @@ class RoundProgress(L.Callback):
         if self._progress is None:
             return
         row, metric = self.recorder.row, self.recorder.metric
-        self._recent.append(float(row[metric]))
+        self._recent.append(float(row[metric] or 0.0))
         stream, tested = sum(self._recent) / len(self._recent), self.recorder.tested
         test = f"  test {self.recorder.centre_and_error(tested)[0]:.4g}" if tested else ""
         speed = self._progress.tasks[0].speed or self._progress.tasks[0].finished_speed or 0.0
