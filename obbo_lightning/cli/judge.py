@@ -28,7 +28,7 @@ def judge(command: str, arguments: list[str]) -> int:
     settings["trainer"]["devices"] = 1  # one process judges as well as several
     chosen = verify_checkpoint(asked.checkpoint) if asked.checkpoint else newest_checkpoint(run.checkpoints)
     module, data, _ = build(settings)
-    trainer = make_trainer(settings, [], logger=False, judging=True)
+    trainer = make_trainer(settings, judging=True)
     (found,) = getattr(trainer, command)(module, data, ckpt_path=chosen, verbose=False)
     table = Table(title=f"{command} on {settings['evaluation']['tasks']} tasks, {chosen.stem}", show_header=False)
     for name in (n for n in found if not n.endswith("_se")):

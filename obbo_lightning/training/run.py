@@ -107,7 +107,7 @@ def fit(
     logger = make_logger(settings, run, console) if first else None
     shown = [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
     many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
-    trainer = make_trainer(settings, [*many, recorder, *shown, *callbacks], logger or False)
+    trainer = make_trainer(settings, [*many, recorder, *shown, *callbacks], logger or False, root=run.path)
     console.print(f"run directory {run.path}")
     trainer.fit(module, data, ckpt_path=checkpoint)
     if not first:

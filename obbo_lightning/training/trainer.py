@@ -2,6 +2,8 @@
 
 import logging
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -21,8 +23,14 @@ NOISE = (
 )
 
 
-def make_trainer(settings: Settings, callbacks: list[L.Callback], logger: Any, judging: bool = False) -> L.Trainer:
-    """For a run, or for judging one."""
+def make_trainer(
+    settings: Settings,
+    callbacks: Sequence[L.Callback] = (),
+    logger: Any = False,
+    judging: bool = False,
+    root: Path | None = None,
+) -> L.Trainer:
+    """For a run, or for judging one; what callbacks and profilers write without being told where goes to ``root``."""
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in NOISE:
@@ -49,6 +57,7 @@ def make_trainer(settings: Settings, callbacks: list[L.Callback], logger: Any, j
         "limit_val_batches": 1.0 if judging or asked else 0,
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 1,
+        "default_root_dir": root,
     }
     if judging:
         usual, given = {**usual, "limit_val_batches": 1.0}, {k: v for k, v in given.items() if k not in asked}
@@ -58,7 +67,7 @@ def make_trainer(settings: Settings, callbacks: list[L.Callback], logger: Any, j
 def require_trainer(settings: Settings, module: OnlineBilevelModule) -> None:
     """Let Lightning refuse what it cannot do here, before anything is written."""
     try:
-        trainer = make_trainer(settings, [], logger=False)
+        trainer = make_trainer(settings)
     except (MisconfigurationException, ValueError, RuntimeError, TypeError, ImportError) as refusal:
         known = str(refusal).startswith("trainer.")
         raise ValueError(str(refusal) if known else f"trainer: {refusal}") from None
