@@ -15,7 +15,7 @@ from lightning import Trainer
 
 from obbo_lightning.parts import names_of, part, source_file
 from obbo_lightning.settings.files import ConfigError, Settings
-from obbo_lightning.settings.layers import PARTS, part_class
+from obbo_lightning.settings.layers import PARTS, at, part_class
 
 HELP = """Play an online stream. Flags and YAML files (--config FILE, or the name of a shipped one) use the same keys;
 flags win over files, later files over earlier ones.
@@ -48,7 +48,8 @@ def complete(settings: Settings) -> Settings:
     given = {key: value for key, value in settings.items() if key != "sources"}
     completed: Settings = _plain(check(given).as_dict())
     sources = {}
-    for file in sorted({str(source_file(word)) for word in _words(completed) if source_file(word)}):
+    names = [at(completed, path).get("name") for path in PARTS] + [e["name"] for e in callback_entries(completed)]
+    for file in sorted({str(source_file(name)) for name in names if name and source_file(name)}):
         found = hashlib.sha256(Path(file).read_bytes()).hexdigest()
         sources[file] = recorded.get(file, found)
         if sources[file] != found:
@@ -62,7 +63,9 @@ def check(settings: Settings) -> Namespace:
     known = {action.dest for action in parser._actions}
     for key, value in _leaves(settings):
         if key not in known and not any(key.startswith(f"{k}.") for k in known if k.startswith("trainer.")):
-            raise ConfigError(f"unknown key {key!r} (value {value!r}); {_suggestion(key, known)}")
+            decided = key.rpartition(".")[2] in getattr(part_class(settings, "data"), "decided", ())
+            hint = "the tasks decide it" if decided else _suggestion(key, known)
+            raise ConfigError(f"unknown key {key!r} (value {value!r}); {hint}")
         if value is None and key in NOT_NULL:
             raise ConfigError(f"{key} must have a value, got null")
     for key, instead in SET_BY_THE_RUN.items():
@@ -73,7 +76,24 @@ def check(settings: Settings) -> Namespace:
         raise ConfigError(f"experiment must be a plain folder name, got {settings['experiment']!r}")
     for entry in callback_entries(settings):
         _check_callback(entry)
-    return _parsed(parser, settings)
+    checked = _parsed(parser, settings)
+    _require_all(settings, checked)
+    return checked
+
+
+def _require_all(settings: Settings, checked: Namespace) -> None:
+    """An argument without a type and without a default would silently be None."""
+    given = {
+        "seed",
+        *getattr(part_class(settings, "data"), "decided", ()),
+        *(path.rpartition(".")[2] for path in PARTS),
+    }
+    for path in _used_parts(settings):
+        cls: Any = part_class(settings, path)
+        for name, parameter in inspect.signature(cls).parameters.items():
+            needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if needed and name not in given and checked.get(f"{path}.{name}") is None:
+                raise ConfigError(f"{path}.{name} must be given, got none")
 
 
 def callback_entries(settings: Settings) -> list[Settings]:
@@ -129,14 +149,15 @@ def make_parser(settings: Settings) -> ArgumentParser:
     usage = "obbo fit [--config FILE] [--KEY VALUE ...] [--print_config] [--help]"
     parser = ArgumentParser(prog="obbo fit", usage=usage, description=HELP, exit_on_error=False, add_help=False)
     _add_run(parser)
-    decided = set(getattr(part_class(settings, "data"), "decided", ()))
+    decided: set[str] = set(getattr(part_class(settings, "data"), "decided", ()))
     for path in _used_parts(settings):
         cls: Any = part_class(settings, path)
         names = ", ".join(names_of(PARTS[path]))
         parser.add_argument(f"--{path}.name", type=str | None, help=f"one of {names}, or your own")
-        nested = {p.rpartition(".")[2] for p in PARTS if p.startswith(f"{path}.")}
-        fixed = {"seed"} if path == "data" else decided if path.startswith("problem") else set()
-        parser.add_class_arguments(cls, path, skip=nested | fixed, fail_untyped=False)
+        skipped: set[str | int] = {p.rpartition(".")[2] for p in PARTS if p.startswith(f"{path}.")}
+        skipped |= {"seed"} if path == "data" else decided if path.startswith("problem") else set()
+        add = parser.add_class_arguments if inspect.isclass(cls) else parser.add_function_arguments
+        add(cls, path, skip=skipped, fail_untyped=False)
     parser.add_class_arguments(
         Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip={"callbacks"}
     )
@@ -187,14 +208,6 @@ def _leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, where)
         elif not (isinstance(value, dict) or (value is None and where in PARTS)):
             yield where, value
-
-
-def _words(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _words(one)
 
 
 def _plain(value: Any) -> Any:

@@ -51,7 +51,7 @@ def test_a_callback_of_yours_comes_from_a_file(tmp_path, monkeypatch):
         ("{name: Timer, duratoin: 3}", "trainer.callbacks: Timer takes duration, interval, verbose, got 'duratoin'"),
         ("{name: EarlyStopping, monitor: loss, patience: often}", "trainer.callbacks: patience: Expected"),
         ("{name: EarlyStopping}", "trainer.callbacks: "),
-        ("{name: obbo_lightning.OBBO}", "trainer.callbacks must be a Callback"),
+        ("{name: obbo_lightning.OBBO}", "trainer.callbacks must extend Callback"),
         ("3", "trainer.callbacks must be names, each with its settings, got 3"),
         ("{duration: 3}", "trainer.callbacks must be names, each with its settings, got"),
     ],
