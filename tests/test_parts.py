@@ -28,9 +28,11 @@ class NotAPart:
 def folder(tmp_path, monkeypatch):
     """A module and a file beside it, and everything as it was afterwards."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p and "pytest-" not in p])  # other tests' folders
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "beside.py").write_text("LR = 0.25\n")
+    for name in ("mine", "beside"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     before = set(sys.modules)
     monkeypatch.setattr(registry, "KINDS", {k: v._replace(names=dict(v.names)) for k, v in registry.KINDS.items()})
     yield tmp_path

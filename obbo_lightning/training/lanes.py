@@ -7,7 +7,6 @@ import numpy as np
 import polars as pl
 import torch
 
-from obbo_lightning.core.outer_step import StepRecord
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.training.module import OnlineBilevelModule
 
@@ -30,38 +29,36 @@ class LaneRecorder(L.Callback):
         self.rounds: list[int] = []
         self.regret: list[torch.Tensor] = []
         self.gradient_norm = torch.zeros(0)
+        self.latest: tuple[int, torch.Tensor] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The regrets so far."""
-        return {"rounds": self.rounds, "regret": self.regret, "gradient_norm": self.gradient_norm}
+        remembered = {"rounds": self.rounds, "regret": self.regret, "latest": self.latest}
+        return {**remembered, "gradient_norm": self.gradient_norm}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue behind the checkpoint's."""
         self.rounds, self.regret = list(state_dict["rounds"]), list(state_dict["regret"])
-        self.gradient_norm = state_dict["gradient_norm"]
+        self.gradient_norm, self.latest = state_dict["gradient_norm"], state_dict.get("latest")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Remember this round if it is one to remember."""
+        """Remember this round if it is one to remember; the latest always is, whoever ends the run."""
         rounds, step = trainer.global_step, _played(pl_module).step
         self.gradient_norm = step.hypergradient.norm(dim=-1).cpu()
+        self.latest = rounds, step.regret["euclidean"].detach().cpu().clone()
         if rounds % EVERY == 0:
-            self._remember(rounds, step)
+            self._remember()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The last round is one to remember, whoever ended the run."""
-        if trainer.global_step not in self.rounds:
-            self._remember(trainer.global_step, _played(pl_module).step)
-
-    def _remember(self, rounds: int, step: StepRecord) -> None:
-        euclidean = step.regret["euclidean"]
-        if euclidean is not None:
-            self.rounds.append(rounds)
-            self.regret.append(euclidean.detach().cpu().clone())
+    def _remember(self) -> None:
+        if self.latest is not None and self.latest[0] not in self.rounds:
+            self.rounds.append(self.latest[0])
+            self.regret.append(self.latest[1])
 
     def write(self, module: OnlineBilevelModule, tested: dict[str, list[float]]) -> None:
         """Write both files; ``tested`` are columns of one number a lane."""
+        self._remember()
         np.savez_compressed(self.run.lanes, rounds=np.array(self.rounds), regret=torch.stack(self.regret).numpy())
         outer = module.outer.detach()
         columns = {
