@@ -1,6 +1,8 @@
 """What settings may be: types and keys from the parts that they name; every mistake is one line, before any compute."""
 
+import ast
 import hashlib
+import importlib.util
 import inspect
 import os
 import re
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from lightning import Trainer
 
 from obbo_lightning.parts import names_of, part, source_file
 from obbo_lightning.settings.files import ConfigError, Settings
@@ -57,23 +58,45 @@ def complete(settings: Settings) -> Settings:
 
 
 def check(settings: Settings) -> Namespace:
-    """Types and keys, before any compute."""
-    parser = make_parser(settings)
-    known = {action.dest for action in parser._actions}
+    """Types and keys, before any compute; and before Lightning is imported, but for the Trainer's own."""
+    parser = _run_parser(settings)
+    known = {action.dest for action in parser._actions} | {f"trainer.{name}" for name in _trainer_keys()}
     for key, value in _leaves(settings):
         if key not in known and not any(key.startswith(f"{k}.") for k in known if k.startswith("trainer.")):
             raise ConfigError(f"unknown key {key!r} (value {value!r}); {_suggestion(key, known)}")
         if value is None and key in NOT_NULL:
             raise ConfigError(f"{key} must have a value, got null")
-    for key, instead in SET_BY_THE_RUN.items():
-        given = settings.get("trainer", {}).get(key)
-        if given is not None and given != inspect.signature(Trainer).parameters[key].default:
-            raise ConfigError(f"trainer.{key} cannot be set for an online run, got {given!r}: {instead}")
     if not re.fullmatch(r"[\w.-]{1,100}", str(settings.get("experiment", "default"))) or ".." in settings["experiment"]:
         raise ConfigError(f"experiment must be a plain folder name, got {settings['experiment']!r}")
+    checked = _parsed(parser, {key: value for key, value in settings.items() if key != "trainer"})
+    checked.update(_check_trainer(settings))
+    return checked
+
+
+def _check_trainer(settings: Settings) -> Namespace:
+    from lightning import Trainer
+
+    given = settings.get("trainer") or {}
+    for key, instead in SET_BY_THE_RUN.items():
+        value = given.get(key)
+        if value is not None and value != inspect.signature(Trainer).parameters[key].default:
+            raise ConfigError(f"trainer.{key} cannot be set for an online run, got {value!r}: {instead}")
     for entry in callback_entries(settings):
         _check_callback(entry)
-    return _parsed(parser, settings)
+    parser = ArgumentParser(exit_on_error=False, add_help=False)
+    _add_trainer(parser)
+    return _parsed(parser, {"trainer": given})
+
+
+def _trainer_keys() -> list[str]:
+    """The arguments of Lightning's Trainer, read from its file: importing it takes seconds, a wrong key deserves none."""
+    spec = importlib.util.find_spec("lightning")
+    if spec is None or spec.origin is None:
+        raise ConfigError("fit needs Lightning, which is not installed")
+    source = Path(spec.origin).parent / "pytorch" / "trainer" / "trainer.py"
+    (trainer,) = [n for n in ast.parse(source.read_text()).body if isinstance(n, ast.ClassDef) and n.name == "Trainer"]
+    (init,) = [n for n in trainer.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+    return [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
 
 
 def callback_entries(settings: Settings) -> list[Settings]:
@@ -125,7 +148,13 @@ def _suggestion(key: str, known: set[str]) -> str:
 
 
 def make_parser(settings: Settings) -> ArgumentParser:
-    """A typed and documented parser for exactly the parts that ``settings`` names."""
+    """A typed and documented parser for exactly the parts that ``settings`` names, and for the Trainer."""
+    parser = _run_parser(settings)
+    _add_trainer(parser)
+    return parser
+
+
+def _run_parser(settings: Settings) -> ArgumentParser:
     usage = "obbo fit [--config FILE] [--KEY VALUE ...] [--print_config] [--help]"
     parser = ArgumentParser(prog="obbo fit", usage=usage, description=HELP, exit_on_error=False, add_help=False)
     _add_run(parser)
@@ -137,11 +166,16 @@ def make_parser(settings: Settings) -> ArgumentParser:
         nested = {p.rpartition(".")[2] for p in PARTS if p.startswith(f"{path}.")}
         fixed = {"seed"} if path == "data" else decided if path.startswith("problem") else set()
         parser.add_class_arguments(cls, path, skip=nested | fixed, fail_untyped=False)
+    return parser
+
+
+def _add_trainer(parser: ArgumentParser) -> None:
+    from lightning import Trainer
+
     parser.add_class_arguments(
         Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip={"callbacks"}
     )
     parser.add_argument("--trainer.callbacks", type=Any, default=None, help="names, each with what it is made with")
-    return parser
 
 
 def _add_run(parser: ArgumentParser) -> None:
