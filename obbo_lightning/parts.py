@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -130,7 +131,10 @@ def part(kind: str, name: str, key: str | None = None) -> type[Any]:
     base = KINDS[kind].base
     made_by_function = kind == "network" and callable(found)
     if not made_by_function and base not in _ancestors(found):
-        raise ValueError(f"{key or kind} must be a {base.rpartition('.')[2]}, got {name!r}, which is not")
+        raise ValueError(f"{key or kind} must extend {base.rpartition('.')[2]}, got {name!r}, which does not")
+    lacking = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+    if lacking:
+        raise ValueError(f"{key or kind} must have the methods {lacking}, got {name!r}, which does not")
     return found
 
 
@@ -144,7 +148,7 @@ def register(name: str) -> Callable[[C], C]:
             raise ValueError(f"a part must extend one of {wanted}, got {cls.__name__}")
         known = KINDS[kinds[0]].names
         taken = known.get(name)
-        if taken is not None and _qualified(taken) != _qualified(cls):
+        if taken is not None and (taken if isinstance(taken, str) else name_of(taken)) != name_of(cls):
             raise ValueError(f"{kinds[0]} name must be new, got {name!r}, which is {_qualified(taken)}")
         known[name] = cls
         return cls
@@ -179,10 +183,11 @@ def placed(name: str, folder: Path | None = None) -> str:
 
 def name_of(cls: Any) -> str:
     """The name by which `part` finds a class (or a function that makes a network) again."""
-    module = sys.modules.get(cls.__module__)
-    file = getattr(module, "__file__", None)
-    if file and (cls.__module__ == "__main__" or cls.__module__.startswith(_PREFIX)):
-        return placed(f"{file}:{cls.__qualname__}")
+    owners = [module for module in _titled() if getattr(module, cls.__qualname__, None) is cls]
+    owners += [sys.modules["__main__"]] if cls.__module__ == "__main__" else []
+    for module in owners:
+        if module.__name__ == cls.__module__ and getattr(module, "__file__", None):
+            return placed(f"{module.__file__}:{cls.__qualname__}")
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -204,6 +209,8 @@ def _find(kind: str, name: str, key: str) -> Any:
     for point in _plug_ins(kind):
         if point.name == name:
             return _loaded(point.load, name, key)
+    if name.endswith(".py"):
+        raise ValueError(f"{key} must name a class in the file, {name}:Class, got {name!r}")
     if source_file(name) or re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
         return class_named(name, key)
     if kind == "callback":
@@ -230,28 +237,59 @@ def _by_dotted_name(name: str, key: str) -> Any:
 
 
 def _module_of(file: Path, name: str, key: str) -> ModuleType:
+    """The module of a file: loaded once, unless the file has changed since."""
     file = file.expanduser().absolute().resolve()
     if not file.is_file():
         raise ValueError(f"{key} must be a class in a file that exists, got {name!r}")
-    main = sys.modules.get("__main__")
-    if main is not None and getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
-        return main  # a script that names its own classes
-    title = f"{_PREFIX}{hashlib.blake2b(str(file).encode(), digest_size=6).hexdigest()}_{file.stem}"
-    if title in sys.modules:
-        return sys.modules[title]
-    spec = importlib.util.spec_from_file_location(title, file)
+    content = file.read_bytes()
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(file) and getattr(module, "__obbo_content__", content) == content:
+            return module  # also a script that names its own classes
+    spec = importlib.util.spec_from_file_location(_title(file), file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{key} must be a class in a Python file, got {name!r}")
     module = importlib.util.module_from_spec(spec)
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # it may import what lies beside it
-    sys.modules[title] = module
-    try:
-        _loaded(lambda: spec.loader.exec_module(module), name, key)  # type: ignore[union-attr]
-    except ValueError:
-        del sys.modules[title]
-        raise
+    module.__obbo_content__ = content  # type: ignore[attr-defined]
+    with _among_siblings(file):
+        sys.modules[_title(file)] = module
+        try:
+            _loaded(lambda: spec.loader.exec_module(module), name, key)  # type: ignore[union-attr]
+        except ValueError:
+            del sys.modules[_title(file)]
+            raise
     return module
+
+
+def _title(file: Path) -> str:
+    return f"{_PREFIX}{hashlib.blake2b(str(file).encode(), digest_size=6).hexdigest()}_{file.stem}"
+
+
+@contextmanager
+def _among_siblings(file: Path) -> Iterator[None]:
+    """What lies beside a file can be imported while it is loaded, and does not stay in the way of other folders' files.
+
+    A module ``rates`` of one project must not become the ``rates`` of another: outside of here it has the title of its
+    file, under which a part in it would be found, too.
+    """
+    folder, before = file.parent, set(sys.modules)
+    siblings = {module.__name__: module for module in _titled() if Path(str(module.__file__)).parent == folder}
+    plain = {name: module for name, module in siblings.items() if not name.startswith(_PREFIX)}
+    hidden = {name: sys.modules.pop(name) for name in plain if name in sys.modules}
+    sys.modules.update(plain)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if name not in before or name in plain]:
+            place = getattr(sys.modules[name], "__file__", None)
+            if place and Path(place).parent == folder and not name.startswith(_PREFIX):
+                sys.modules[_title(Path(place).resolve())] = sys.modules.pop(name)
+        sys.modules.update(hidden)
+
+
+def _titled() -> list[ModuleType]:
+    return [module for title, module in list(sys.modules.items()) if title.startswith(_PREFIX)]
 
 
 def _loaded(load: Callable[[], Any], name: str, key: str) -> Any:

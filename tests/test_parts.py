@@ -82,8 +82,10 @@ def test_an_installed_plug_in_is_found_through_its_entry_point(folder, monkeypat
         ("geometry", "euclidian", "geometry must be one of adaptive_diagonal, euclidean, .*did you mean 'euclidean'?"),
         ("algorithm", "mine.py:Mien", "there is no Mien in it; did you mean 'Mine'?"),
         ("algorithm", "nowhere.py:Mine", "algorithm must be a class in a file that exists, got 'nowhere.py:Mine'"),
-        ("geometry", "mine.py:Mine", "geometry must be a Geometry, got 'mine.py:Mine', which is not"),
-        ("algorithm", "mine.NotAPart", "algorithm must be a Algorithm, got 'mine.NotAPart', which is not"),
+        ("geometry", "mine.py:Mine", "geometry must extend Geometry, got 'mine.py:Mine', which does not"),
+        ("algorithm", "mine.NotAPart", "algorithm must extend Algorithm, got 'mine.NotAPart', which does not"),
+        ("algorithm", "mine.py", "algorithm must name a class in the file, mine.py:Class, got 'mine.py'"),
+        ("inner", "obbo_lightning.InnerSolver", "inner must have the methods __call__, step_size, got"),
         ("data", "no.such.Thing", "data 'no.such.Thing' cannot be loaded: ModuleNotFoundError: No module named 'no'"),
     ],
 )
@@ -114,7 +116,7 @@ def test_a_part_is_made_again_from_what_it_was_made_with(folder):
     assert recipe == {"part": f"{folder / 'mine.py'}:Mine", "with": {"lr": 0.5}}
     again = make_again(recipe)
     assert type(again) is type(mine)
-    assert again.made_with == {"lr": 0.5}
+    assert again.optimizer.lr == 0.5
     problem = make_again(recipe_of(Proximal(proximity=0.7)))
     assert problem.proximity == 0.7
 
@@ -144,3 +146,55 @@ def test_parts_are_copied_and_compared_as_before():
     with pytest.raises(TypeError, match="windw"):
         OBBO(windw=3)
     assert issubclass(OBBO, Algorithm)
+
+
+def test_modules_of_the_same_name_beside_two_files_are_two_modules(tmp_path, monkeypatch):
+    """One process may play parts of several folders, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    for folder, lr in (("a", 0.25), ("b", 0.5)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(MINE)
+        (tmp_path / folder / "beside.py").write_text(f"LR = {lr}\nclass Other: pass\n")
+    made = {folder: part("algorithm", f"{folder}/mine.py:Mine")() for folder in ("a", "b", "a")}
+    rates = {folder: algorithm.optimizer.lr for folder, algorithm in made.items()}
+    assert rates == {"a": 0.25, "b": 0.5}
+    assert "beside" not in sys.modules
+    assert str(tmp_path / "a") not in sys.path
+
+
+def test_a_class_that_was_imported_beside_a_part_is_the_part_of_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "first.py").write_text(
+        "from obbo_lightning import Euclidean, register\n@register('once_beside')\nclass First(Euclidean): pass\n"
+    )
+    (tmp_path / "second.py").write_text("from first import First\nclass Second(First): pass\n")
+    monkeypatch.setattr(registry, "KINDS", {k: v._replace(names=dict(v.names)) for k, v in registry.KINDS.items()})
+    second = part("geometry", "second.py:Second")
+    first = part("geometry", "first.py:First")
+    assert second.__mro__[1] is first
+    assert part("geometry", "once_beside") is first
+    assert registry.name_of(first) == f"{tmp_path / 'first.py'}:First"
+    assert type(make_again(recipe_of(first()))) is first
+
+
+def test_a_file_that_changed_is_loaded_anew(folder):
+    before = part("algorithm", "mine.py:Mine")
+    (folder / "mine.py").write_text(MINE.replace("beside.LR", "0.75"))
+    assert part("algorithm", "mine.py:Mine") is not before
+    assert part("algorithm", "mine.py:Mine")().optimizer.lr == 0.75
+
+
+def test_a_recipe_writes_down_defaults_and_positional_arguments():
+    from functools import partial
+
+    from obbo_lightning import CNN4, FewShot
+
+    assert recipe_of(OBBO(lr=0.5))["with"]["window"] == 10
+    again = make_again(recipe_of(FewShot(partial(CNN4, 3, filters=2, image_size=16))))
+    assert again.initial_outer(0).shape == FewShot(partial(CNN4, 3, filters=2, image_size=16)).initial_outer(0).shape
+    with pytest.raises(ValueError, match="what the function maker makes cannot be written down; a class could be"):
+        recipe_of(maker)
+
+
+def maker():
+    return torch.nn.Linear(1, 1)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.streams.stream import Metric, Stream
+from obbo_lightning.streams.tasks import has_random_access
 
 
 def check_stream(stream: Stream, rounds: int = 3) -> None:
@@ -25,7 +26,7 @@ def check_stream(stream: Stream, rounds: int = 3) -> None:
     first = _check_train(stream.train, rounds)
     for name in ("validation", "test"):
         tasks = getattr(stream, name)
-        assert _is_sequence(tasks), f"{name} must be a sequence of tasks, got {type(tasks).__name__}"
+        assert has_random_access(tasks), f"{name} must be a sequence of tasks, got {type(tasks).__name__}"
         if len(tasks):
             _check_sequence(name, tasks, rounds, first)
     problem = _problem(stream)
@@ -35,16 +36,12 @@ def check_stream(stream: Stream, rounds: int = 3) -> None:
     assert lanes is None or len(lanes) == len(outer), f"lanes has {len(lanes)} rows, and λ has {len(outer)} lanes"
 
 
-def _is_sequence(tasks: Any) -> bool:
-    return hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
-
-
 def _check_train(train: Sequence[Task] | Iterable[Task], rounds: int) -> Task:
     """A copy of the first task, which the others are compared with."""
-    if _is_sequence(train):
-        assert len(train), "train must have a task, and has none"  # type: ignore[arg-type]
-        first = _kept(train[0])  # type: ignore[index]
-        _check_sequence("train", train, rounds, first)  # type: ignore[arg-type]
+    if has_random_access(train):
+        assert len(train), "train must have a task, and has none"
+        first = _kept(train[0])
+        _check_sequence("train", train, rounds, first)
         return first
     iterator: Any = iter(train)
     start = copy.deepcopy(iterator.state_dict()) if _says_where(iterator) else None

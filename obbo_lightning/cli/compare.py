@@ -14,6 +14,7 @@ from obbo_lightning.experiments.slurm import SlurmLauncher
 from obbo_lightning.experiments.slurm_request import read_request
 from obbo_lightning.settings.files import Settings, find_config
 from obbo_lightning.settings.flags import read_flags
+from obbo_lightning.training.run import warn_in_lines
 
 
 def run(arguments: list[str]) -> int:
@@ -37,6 +38,7 @@ def run(arguments: list[str]) -> int:
     launcher: compare.Launcher = LocalLauncher(jobs)
     if asked.slurm:
         launcher = SlurmLauncher(request, root / "slurm", grid.name)
+    warn_in_lines()
     runs = compare.prepare(grid, root)
     try:
         failed = compare.run_cells(grid.cells, runs, launcher, console)

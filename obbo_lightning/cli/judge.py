@@ -10,7 +10,7 @@ from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.training.checkpoints import newest_checkpoint, verify_checkpoint
-from obbo_lightning.training.run import build
+from obbo_lightning.training.run import build, warn_in_lines
 from obbo_lightning.training.trainer import make_trainer
 
 
@@ -21,16 +21,20 @@ def judge(command: str, arguments: list[str]) -> int:
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--tasks", type=int)
     asked = parser.parse_args(arguments)
+    warn_in_lines()
     run = RunDirectory.existing(asked.directory)
     settings = complete(read_settings(run))
     if asked.tasks is not None:
         settings["evaluation"]["tasks"] = asked.tasks
     settings["trainer"]["devices"] = 1  # one process judges as well as several
     chosen = verify_checkpoint(asked.checkpoint) if asked.checkpoint else newest_checkpoint(run.checkpoints)
-    module, data, _ = build(settings)
+    module, data, stream = build(settings)
+    if not len(data.validation if command == "validate" else data.test):
+        raise ValueError(f"{command} needs tasks to judge on, and {type(stream).__name__} has none")
     trainer = make_trainer(settings, judging=True)
     (found,) = getattr(trainer, command)(module, data, ckpt_path=chosen, verbose=False)
-    table = Table(title=f"{command} on {settings['evaluation']['tasks']} tasks, {chosen.stem}", show_header=False)
+    judged = min(settings["evaluation"]["tasks"], len(data.validation if command == "validate" else data.test))
+    table = Table(title=f"{command} on {judged} tasks, {chosen.stem}", show_header=False)
     for name in (n for n in found if not n.endswith("_se")):
         error = found.get(f"{name}_se")
         table.add_row(name, f"{found[name]:.4f}" + ("" if error is None else f" ± {error:.4f}"))

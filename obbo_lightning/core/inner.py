@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.oracle import Oracle
-from obbo_lightning.core.problem import Problem
+from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.validation import at_least, one_of, positive
 
@@ -32,6 +32,9 @@ class InnerSolver(Part, ABC):
 
     def require_fit(self, problem: Problem) -> None:
         """Refuse, before the first round, a problem that lacks what this solver asks for."""
+
+    def require_start(self, problem: Problem, outer: Tensor, task: Task) -> None:
+        """Refuse, before the first round, where there is nothing to start from."""
 
     def require_unrolled(self) -> None:
         """Refuse, before the first round, to be differentiated through."""
@@ -110,16 +113,30 @@ class GradientDescent(InnerSolver):
                 inner = inner - self.lr * oracle.inner_gradient(inner, sample, differentiable)
         return inner
 
+    def require_start(self, problem: Problem, outer: Tensor, task: Task) -> None:
+        first = problem.initial_inner(outer, task)
+        name = type(problem).__name__
+        if self.start == "previous":
+            self._require_first(problem, first)
+        elif first is not None and first.shape != problem.inner_from_outer(outer).shape:
+            raise ValueError(
+                f"inner.start must be previous for {name}, whose inner variable has {first.shape[-1]} coordinates "
+                f"and λ {outer.shape[-1]}, got 'outer'"
+            )
+
     def _first(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         if self.start == "outer":
             # part of the graph, so Unrolled differentiates through ω⁰ = λ; a copy, so ∇_ω is not ∇_ω + ∇_λ
             return oracle.problem.inner_from_outer(oracle.outer.clone())
-        if previous is None:
+        return self._require_first(oracle.problem, previous).detach()
+
+    def _require_first(self, problem: Problem, first: Tensor | None) -> Tensor:
+        if first is None:
             raise ValueError(
                 f"inner.start 'previous' needs a first inner variable: pass inner=..., give "
-                f"{type(oracle.problem).__name__} an initial_inner, or use inner.start 'outer'"
+                f"{type(problem).__name__} an initial_inner, or use inner.start 'outer'"
             )
-        return previous.detach()
+        return first
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,18 @@ def recipe_of(value: Any) -> Recipe:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, Part):
-        return {"part": name_of(type(value)), "with": recipe_of(value.made_with)}
-    if isinstance(value, partial) and not value.args and _is_network(value.func):
-        return {"network": name_of(value.func), "with": recipe_of(value.keywords)}
+        # with the defaults, which another version may have changed
+        parameters = inspect.signature(type(value)).parameters
+        defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+        return {"part": name_of(type(value)), "with": recipe_of({**defaults, **value.made_with})}
+    if isinstance(value, partial) and _is_network(value.func):
+        given = inspect.signature(value.func).bind_partial(*value.args, **value.keywords).arguments
+        return {"network": name_of(value.func), "with": recipe_of(dict(given))}
     if isinstance(value, type):
         return recipe_of(partial(value))
+    if callable(value) and not isinstance(value, torch.nn.Module):
+        called = getattr(getattr(value, "func", value), "__name__", type(value).__name__)
+        raise ValueError(f"what the function {called} makes cannot be written down; a class could be")
     raise ValueError(f"{type(value).__name__} cannot be written down as plain values")
 
 

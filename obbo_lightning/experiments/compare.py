@@ -70,9 +70,12 @@ def prepare(grid: Grid, root: Path) -> list[RunDirectory]:
 
 
 def _has_settings(run: RunDirectory, settings: Settings) -> bool:
-    """Whether a cell was begun with these; those of an earlier version are completed first."""
-    begun, wanted = read_settings(run), yaml.safe_load(yaml.safe_dump(settings))
-    return begun == wanted or complete(begun) == settings
+    """Whether a cell was begun with these; those of an earlier version are completed first.
+
+    A file of a part that has changed since is another matter: whoever plays the cell says so.
+    """
+    begun, wanted = ({**s, "sources": None} for s in (read_settings(run), yaml.safe_load(yaml.safe_dump(settings))))
+    return begun == wanted or {**complete({**begun, "sources": settings.get("sources")}), "sources": None} == wanted
 
 
 def run_cells(

@@ -10,7 +10,7 @@ import polars as pl
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.experiments.paired import as_cells, compare_pairs
 from obbo_lightning.experiments.runs import DAMAGE, Run, sorted_labels
-from obbo_lightning.experiments.tables import Table
+from obbo_lightning.experiments.tables import Table, plain
 from obbo_lightning.runs.table import read_rounds
 
 RUN_COLUMNS = {
@@ -155,6 +155,8 @@ def _final_table(comparison: Comparison) -> Table:
     for label in comparison.labels:
         runs = comparison.runs.filter(pl.col("label") == label)
         means = [_mean(runs[name], _digits(comparison, name)) for name in (*MEASURES, "gain")]
+        if runs["test_tasks"].max() == 0:  # the stream has none: nothing was measured
+            means[-2:] = ["", ""]
         lr, calls = runs["lr"][0], float(runs["calls"].to_numpy().mean())
         facts = ["" if lr is None else f"{lr:g}", str(runs["rounds"].min()), str(len(runs))]
         rows.append([label, *facts, *means, f"{calls:.0f}"])
@@ -216,4 +218,4 @@ def _mean(values: pl.Series, digits: int) -> str:
     if values.null_count() or not values.is_finite().all():
         return "not finite"
     mean, error = mean_and_error(values.to_numpy())
-    return f"{mean:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+    return plain(mean, digits) + ("" if error is None else f" ± {plain(error, digits)}")

@@ -6,6 +6,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from obbo_lightning.core.statistics import mean_and_error
+from obbo_lightning.experiments.tables import plain
 
 
 class Paired(NamedTuple):
@@ -49,7 +50,7 @@ def as_cells(paired: Paired | None, digits: int) -> tuple[str, str]:
     """
     if paired is None:
         return "", ""
-    error = "" if paired.error is None else f" ± {paired.error:.{digits}f}"
+    error = "" if paired.error is None else f" ± {plain(paired.error, digits)}"
     p = "" if paired.p is None else ", p < 0.0001" if paired.p < 1e-4 else f", p = {paired.p:.2g}"
     difference = round(paired.difference, digits) + 0.0  # no -0.0
-    return f"{difference:+.{digits}f}{error}", f"{paired.larger} / {paired.smaller}{p}"
+    return plain(difference, digits, "+") + error, f"{paired.larger} / {paired.smaller}{p}"

@@ -23,6 +23,15 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+def plain(value: float, digits: int, sign: str = "") -> str:
+    """With so many digits; one that has blown up in fewer.
+
+    >>> plain(0.5, 3), plain(1.5, 1, "+"), plain(3.2858e35, 1)
+    ('0.500', '+1.5', '3.29e+35')
+    """
+    return f"{value:{sign}.{digits}f}" if abs(value) < 1e7 else f"{value:{sign}.3g}"
+
+
 def write_table(table: Table, directory: Path) -> list[Path]:
     """``name.md``, ``name.csv`` and ``name.tex``."""
     written = []

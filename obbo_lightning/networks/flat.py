@@ -44,6 +44,7 @@ class FlatNetwork:
         )
         self._noisy = forgetful(copy.deepcopy(self.template))
         self._quiet = without_noise(copy.deepcopy(self._noisy)) if self.random else self._noisy
+        self._known_quiet = False
         self._constants: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def initial(self, seed: int) -> Tensor:
@@ -61,7 +62,10 @@ class FlatNetwork:
         """Logits ``[n, ways]``; dropout draws from the seed ``noise``, and is left out where that is None."""
         state = self._parameters(flat) | self._constants_like(flat)
         if noise is None or not self.random:
+            before = None if self._known_quiet else torch.get_rng_state()
             logits = functional_call(self._quiet, state, (examples,))
+            if before is not None:
+                self._require_quiet(before)
         else:
             with seeded(noise, flat.device):
                 logits = functional_call(self._noisy, state, (examples,))
@@ -69,6 +73,15 @@ class FlatNetwork:
             found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"problem.network must return logits [{len(examples)}, ways], got {found}")
         return logits
+
+    def _require_quiet(self, before: Tensor) -> None:
+        """A network that draws where no sample says from what would give another loss at every call."""
+        if not torch.equal(before, torch.get_rng_state()):
+            raise ValueError(
+                f"problem.network must draw random numbers in modules of torch.nn such as nn.Dropout, got "
+                f"{type(self.template).__name__}, which draws in another way"
+            )
+        self._known_quiet = True
 
     def _parameters(self, flat: Tensor) -> dict[str, Tensor]:
         pieces = flat.split(list(self.sizes.values()))

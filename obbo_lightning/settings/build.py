@@ -35,7 +35,7 @@ def build_problem(settings: Settings, stream: Stream) -> Problem:
     if cls is not None and "network" in inspect.signature(cls).parameters:
         network = {key: value for key, value in at(settings, "problem.network").items() if key != "name"}
         given["network"] = partial(_existing(settings, "problem.network"), **network)
-    problem: Problem = _refusing_with_prefix("problem", lambda: stream.problem(cls, **given))
+    problem: Problem = _refusing_with_prefix("problem", cls, lambda: stream.problem(cls, **given))
     return problem
 
 
@@ -47,7 +47,7 @@ def _build(settings: Settings, path: str, **extra: Any) -> Any:
     for key, value in given.items():
         if f"{path}.{key}" in PARTS:
             given[key] = None if value is None else _build(settings, f"{path}.{key}")
-    return _refusing_with_prefix(path.partition(".")[0], lambda: cls(**given, **extra))
+    return _refusing_with_prefix(path, cls, lambda: cls(**given, **extra))
 
 
 def _existing(settings: Settings, path: str) -> Any:
@@ -57,10 +57,20 @@ def _existing(settings: Settings, path: str) -> Any:
     return cls
 
 
-def _refusing_with_prefix(top: str, make: Callable[[], Any]) -> Any:
-    """A part names its own key; a user wrote it with everything before."""
+def _refusing_with_prefix(path: str, cls: Any, make: Callable[[], Any]) -> Any:
+    """A part names its own key; a user wrote it with everything before. What else yours may raise is a refusal, too."""
+    top = path.partition(".")[0]
+    ours = str(getattr(cls, "__module__", "obbo_lightning")).startswith("obbo_lightning.")
     try:
         return make()
     except ValueError as refusal:
-        named = re.match(r"[a-z_][\w.]* must ", str(refusal)) and not str(refusal).startswith((f"{top}.", f"{top} "))
-        raise ValueError(f"{top}.{refusal}" if named else str(refusal)) from None
+        said = str(refusal)
+        if re.match(r"[a-z_][\w.]* must ", said) and not said.startswith((f"{top}.", f"{top} ")):
+            said = f"{top}.{said}"
+        elif not ours and not said.startswith(top):
+            said = f"{path} {cls.__name__}: {said}"
+        raise ValueError(said) from None
+    except Exception as error:
+        if ours:
+            raise
+        raise ValueError(f"{path} {cls.__name__} cannot be made: {type(error).__name__}: {error}") from error

@@ -9,6 +9,7 @@ import yaml
 from obbo_lightning.parts import placed
 
 Settings = dict[str, Any]
+FREE_TEXT = ("wandb", "experiment", "output", "compare")  # whatever looks like a part in these is none
 
 
 class ConfigError(ValueError):
@@ -72,7 +73,10 @@ def read_yaml(path: Path) -> Settings:
 def as_written(value: Any, folder: Path | None = None) -> Any:
     """What was meant: 1e-4 is a number, which YAML 1.1 reads as a word; a class in a file has its absolute place."""
     if isinstance(value, dict):
-        return {as_written(k, folder) if isinstance(k, str) else k: as_written(v, folder) for k, v in value.items()}
+        return {
+            as_written(k, folder) if isinstance(k, str) else k: v if k in FREE_TEXT else as_written(v, folder)
+            for k, v in value.items()
+        }
     if isinstance(value, list):
         return [as_written(v, folder) for v in value]
     if not isinstance(value, str):

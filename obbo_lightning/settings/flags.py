@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from obbo_lightning.settings.files import ConfigError, Settings, as_written
+from obbo_lightning.settings.files import FREE_TEXT, ConfigError, Settings, as_written
 
 SWITCHES = ("--help", "-h", "--print_config")
 
@@ -77,6 +77,7 @@ def _value(key: str, text: str) -> Any:
     if not text:
         raise ConfigError(f"--{key} needs a value, got ''")
     try:
-        return as_written(yaml.safe_load(text))
+        value = yaml.safe_load(text)
+        return value if key.partition(".")[0] in FREE_TEXT else as_written(value)
     except yaml.YAMLError:
         raise ConfigError(f"--{key} must be a YAML value, got {text!r}") from None

@@ -1,8 +1,6 @@
 """What settings may be: types and keys from the parts that they name; every mistake is one line, before any compute."""
 
-import ast
 import hashlib
-import importlib.util
 import inspect
 import os
 import re
@@ -12,11 +10,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace
 
-from obbo_lightning.parts import names_of, part, source_file
+from obbo_lightning.parts import names_of, source_file
 from obbo_lightning.settings.files import ConfigError, Settings
-from obbo_lightning.settings.layers import PARTS, part_class
+from obbo_lightning.settings.layers import PARTS, at, part_class
+from obbo_lightning.settings.trainer import add_trainer, callback_entries, check_trainer, parsed, trainer_keys
 
 HELP = """Play an online stream. Flags and YAML files (--config FILE, or the name of a shipped one) use the same keys;
 flags win over files, later files over earlier ones.
@@ -28,19 +27,6 @@ NOT_NULL = {
     *("on_nonfinite", "workers", "evaluation.every", "evaluation.tasks", "checkpoint.every"),
     *("algorithm.name", "data.name"),
 }
-# What a run decides by itself, or cannot be served: with what to say instead.
-SET_BY_THE_RUN = {
-    "max_epochs": "a stream is played once; rounds says how long it is",
-    "min_epochs": "a stream is played once; rounds says how long it is",
-    "overfit_batches": "it would play the same tasks again and again",
-    "logger": "use logger",
-    "gradient_clip_val": "use algorithm.clip",
-    "gradient_clip_algorithm": "use algorithm.clip",
-    "accumulate_grad_batches": "a round is a step; tasks_per_round says how many tasks it has",
-    "inference_mode": "adapting to a task needs gradients",
-    "use_distributed_sampler": "processes share the tasks of a round",
-    "barebones": "a run leaves its records",
-}
 
 
 def complete(settings: Settings) -> Settings:
@@ -49,7 +35,8 @@ def complete(settings: Settings) -> Settings:
     given = {key: value for key, value in settings.items() if key != "sources"}
     completed: Settings = _plain(check(given).as_dict())
     sources = {}
-    for file in sorted({str(source_file(word)) for word in _words(completed) if source_file(word)}):
+    names = [at(completed, path).get("name") for path in PARTS] + [e["name"] for e in callback_entries(completed)]
+    for file in sorted({str(source_file(name)) for name in names if name and source_file(name)}):
         found = hashlib.sha256(Path(file).read_bytes()).hexdigest()
         sources[file] = recorded.get(file, found)
         if sources[file] != found:
@@ -60,81 +47,35 @@ def complete(settings: Settings) -> Settings:
 def check(settings: Settings) -> Namespace:
     """Types and keys, before any compute; and before Lightning is imported, but for the Trainer's own."""
     parser = _run_parser(settings)
-    known = {action.dest for action in parser._actions} | {f"trainer.{name}" for name in _trainer_keys()}
+    known = {action.dest for action in parser._actions} | {f"trainer.{name}" for name in trainer_keys()}
     for key, value in _leaves(settings):
         if key not in known and not any(key.startswith(f"{k}.") for k in known if k.startswith("trainer.")):
-            raise ConfigError(f"unknown key {key!r} (value {value!r}); {_suggestion(key, known)}")
+            decided = key.rpartition(".")[2] in getattr(part_class(settings, "data"), "decided", ())
+            hint = "the tasks decide it" if decided else _suggestion(key, known)
+            raise ConfigError(f"unknown key {key!r} (value {value!r}); {hint}")
         if value is None and key in NOT_NULL:
             raise ConfigError(f"{key} must have a value, got null")
     if not re.fullmatch(r"[\w.-]{1,100}", str(settings.get("experiment", "default"))) or ".." in settings["experiment"]:
         raise ConfigError(f"experiment must be a plain folder name, got {settings['experiment']!r}")
-    checked = _parsed(parser, {key: value for key, value in settings.items() if key != "trainer"})
-    checked.update(_check_trainer(settings))
+    checked = parsed(parser, {key: value for key, value in settings.items() if key != "trainer"})
+    _require_all(settings, checked)
+    checked.update(check_trainer(settings))
     return checked
 
 
-def _check_trainer(settings: Settings) -> Namespace:
-    from lightning import Trainer
-
-    given = settings.get("trainer") or {}
-    for key, instead in SET_BY_THE_RUN.items():
-        value = given.get(key)
-        if value is not None and value != inspect.signature(Trainer).parameters[key].default:
-            raise ConfigError(f"trainer.{key} cannot be set for an online run, got {value!r}: {instead}")
-    for entry in callback_entries(settings):
-        _check_callback(entry)
-    parser = ArgumentParser(exit_on_error=False, add_help=False)
-    _add_trainer(parser)
-    return _parsed(parser, {"trainer": given})
-
-
-def _trainer_keys() -> list[str]:
-    """The arguments of Lightning's Trainer, read from its file: importing it takes seconds, a wrong key deserves none."""
-    spec = importlib.util.find_spec("lightning")
-    if spec is None or spec.origin is None:
-        raise ConfigError("fit needs Lightning, which is not installed")
-    source = Path(spec.origin).parent / "pytorch" / "trainer" / "trainer.py"
-    (trainer,) = [n for n in ast.parse(source.read_text()).body if isinstance(n, ast.ClassDef) and n.name == "Trainer"]
-    (init,) = [n for n in trainer.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
-    return [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
-
-
-def callback_entries(settings: Settings) -> list[Settings]:
-    """Of ``trainer.callbacks``: a name and what to make it with, each; Lightning's own way of writing it does too."""
-    given = settings.get("trainer", {}).get("callbacks") or []
-    entries = []
-    for entry in given if isinstance(given, list) else [given]:
-        if isinstance(entry, str):
-            entry = {"name": entry}
-        elif isinstance(entry, dict) and "class_path" in entry:
-            entry = {"name": entry["class_path"], **(entry.get("init_args") or {})}
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise ConfigError(f"trainer.callbacks must be names, each with its settings, got {entry!r}")
-        entries.append(entry)
-    return entries
-
-
-def _check_callback(entry: Settings) -> None:
-    cls = part("callback", entry["name"], "trainer.callbacks")
-    parser = ArgumentParser(exit_on_error=False, add_help=False)
-    parser.add_class_arguments(cls, "callback", fail_untyped=False)
-    given = {key: value for key, value in entry.items() if key != "name"}
-    known = sorted(a.dest.removeprefix("callback.") for a in parser._actions if a.dest.startswith("callback."))
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"trainer.callbacks: {entry['name']} takes {', '.join(known) or 'no keys'}, got {key!r}")
-    try:
-        _parsed(parser, {"callback": given})
-    except ConfigError as refusal:
-        raise ConfigError(f"trainer.callbacks: {str(refusal).removeprefix('callback.')}") from None
-
-
-def _parsed(parser: ArgumentParser, settings: Settings) -> Namespace:
-    try:
-        return parser.parse_object(settings)
-    except (ArgumentError, TypeError) as error:
-        text = " ".join(str(error).split())
-        raise ConfigError(re.sub(r'^Parser key "([^"]+)":', r"\1:", text)) from None
+def _require_all(settings: Settings, checked: Namespace) -> None:
+    """An argument without a type and without a default would silently be None."""
+    given = {
+        "seed",
+        *getattr(part_class(settings, "data"), "decided", ()),
+        *(path.rpartition(".")[2] for path in PARTS),
+    }
+    for path in _used_parts(settings):
+        cls: Any = part_class(settings, path)
+        for name, parameter in inspect.signature(cls).parameters.items():
+            needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if needed and name not in given and checked.get(f"{path}.{name}") is None:
+                raise ConfigError(f"{path}.{name} must be given, got none")
 
 
 def _suggestion(key: str, known: set[str]) -> str:
@@ -150,7 +91,7 @@ def _suggestion(key: str, known: set[str]) -> str:
 def make_parser(settings: Settings) -> ArgumentParser:
     """A typed and documented parser for exactly the parts that ``settings`` names, and for the Trainer."""
     parser = _run_parser(settings)
-    _add_trainer(parser)
+    add_trainer(parser)
     return parser
 
 
@@ -158,24 +99,16 @@ def _run_parser(settings: Settings) -> ArgumentParser:
     usage = "obbo fit [--config FILE] [--KEY VALUE ...] [--print_config] [--help]"
     parser = ArgumentParser(prog="obbo fit", usage=usage, description=HELP, exit_on_error=False, add_help=False)
     _add_run(parser)
-    decided = set(getattr(part_class(settings, "data"), "decided", ()))
+    decided: set[str] = set(getattr(part_class(settings, "data"), "decided", ()))
     for path in _used_parts(settings):
         cls: Any = part_class(settings, path)
         names = ", ".join(names_of(PARTS[path]))
         parser.add_argument(f"--{path}.name", type=str | None, help=f"one of {names}, or your own")
-        nested = {p.rpartition(".")[2] for p in PARTS if p.startswith(f"{path}.")}
-        fixed = {"seed"} if path == "data" else decided if path.startswith("problem") else set()
-        parser.add_class_arguments(cls, path, skip=nested | fixed, fail_untyped=False)
+        skipped: set[str | int] = {p.rpartition(".")[2] for p in PARTS if p.startswith(f"{path}.")}
+        skipped |= {"seed"} if path == "data" else decided if path.startswith("problem") else set()
+        add = parser.add_class_arguments if inspect.isclass(cls) else parser.add_function_arguments
+        add(cls, path, skip=skipped, fail_untyped=False)
     return parser
-
-
-def _add_trainer(parser: ArgumentParser) -> None:
-    from lightning import Trainer
-
-    parser.add_class_arguments(
-        Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip={"callbacks"}
-    )
-    parser.add_argument("--trainer.callbacks", type=Any, default=None, help="names, each with what it is made with")
 
 
 def _add_run(parser: ArgumentParser) -> None:
@@ -221,14 +154,6 @@ def _leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, where)
         elif not (isinstance(value, dict) or (value is None and where in PARTS)):
             yield where, value
-
-
-def _words(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _words(one)
 
 
 def _plain(value: Any) -> Any:

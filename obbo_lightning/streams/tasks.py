@@ -2,10 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any, TypeGuard, overload
 
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least
+
+
+def has_random_access(tasks: Any) -> "TypeGuard[Sequence[Task]]":
+    """Whether task t can be asked for by its number; otherwise tasks come one after the other."""
+    return hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
 
 
 class TaskSequence(Sequence[Task]):

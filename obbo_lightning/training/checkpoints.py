@@ -10,6 +10,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 KEPT = 2
+PLAIN = (bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device, torch.Size)
 
 
 class CheckpointError(ValueError):
@@ -25,6 +26,7 @@ class ExactCheckpoints(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write ``path`` and its checksum."""
+        _require_plain(checkpoint, "checkpoint")
         final = Path(path)
         aside = final.with_suffix(".part")
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +102,19 @@ def verify_checkpoint(path: Path) -> Path:
     if _digest(path) != checksum.read_text().strip():
         raise CheckpointError(f"checkpoint {path} is damaged (its checksum differs)")
     return path
+
+
+def _require_plain(value: Any, where: str) -> None:
+    """Refuse to save what could not be loaded again."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            _require_plain(one, f"{where}.{key}")
+    elif isinstance(value, (list, tuple, set)):
+        for one in value:
+            _require_plain(one, where)
+    elif not (value is None or isinstance(value, PLAIN)) or type(value).__module__ == "numpy":
+        found = type(value).__name__
+        raise CheckpointError(f"{where} must hold tensors and plain values to be loaded again, got {found}")
 
 
 def _checksum_file(path: Path) -> Path:

@@ -1,6 +1,8 @@
 """Tasks one after another, from any stream."""
 
+import contextlib
 import copy
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.streams.stream import Stream
+from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.training.ranks import slots_of
 
 
@@ -46,6 +49,9 @@ class Rounds:
 
     def __getitem__(self, t: int) -> list[Task]:
         return [self.tasks[t * self.tasks_per_round + slot] for slot in self.slots]
+
+
+_BEGUN: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()  # iterators that were drawn from
 
 
 class ArrivingRounds(IterableDataset[list[Task]]):
@@ -86,8 +92,13 @@ class ArrivingRounds(IterableDataset[list[Task]]):
         arriving = iter(self.tasks)
         if self.state is not None:
             arriving.load_state_dict(self.state)  # type: ignore[attr-defined]
+        elif self.played and id(arriving) in _BEGUN:
+            raise ValueError("a stream without state_dict must be made anew to go on with it, got one that was used")
         else:
             deque(islice(arriving, self.played * self.tasks_per_round), maxlen=0)  # played already
+        if arriving is self.tasks:
+            with contextlib.suppress(TypeError):  # some of Python's own cannot be watched
+                _BEGUN[id(arriving)] = arriving
         done = self.played
         while self.rounds is None or done < self.rounds:
             tasks = list(islice(arriving, self.tasks_per_round))
@@ -100,7 +111,7 @@ class ArrivingRounds(IterableDataset[list[Task]]):
 
     def state_after(self, rounds: int) -> Any:
         """Where the iterator was after so many rounds; None where it cannot say."""
-        return next((state for done, state in self._states if done == rounds), None)
+        return next((state for done, state in self._states if done == rounds), self.state)
 
 
 class StreamDataModule(L.LightningDataModule):
@@ -137,7 +148,7 @@ class StreamDataModule(L.LightningDataModule):
         self.workers = at_least("workers", workers, 0)
         self._arriving: ArrivingRounds | None = None
         self._state: Any = None
-        if isinstance(self.train, Sequence):
+        if has_random_access(self.train):
             enough = len(self.train) // tasks_per_round
             if rounds is not None and rounds > enough:
                 raise ValueError(
@@ -152,7 +163,7 @@ class StreamDataModule(L.LightningDataModule):
         """The rounds that are still to be played."""
         slots = slots_of(*self._rank(), self.tasks_per_round)
         played = self.trainer.global_step if self.trainer else 0
-        if isinstance(self.train, Sequence):
+        if has_random_access(self.train):
             assert self.rounds is not None
             rounds = Rounds(self.train, self.tasks_per_round, slots)
             return self._loader(InOrder(rounds, range(played, self.rounds), self.rounds))

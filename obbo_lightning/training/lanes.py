@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from obbo_lightning.core.outer_step import StepRecord
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.training.module import OnlineBilevelModule
 
@@ -45,9 +46,19 @@ class LaneRecorder(L.Callback):
         """Remember this round if it is one to remember."""
         rounds, step = trainer.global_step, _played(pl_module).step
         self.gradient_norm = step.hypergradient.norm(dim=-1).cpu()
-        if rounds % EVERY == 0 or rounds == trainer.num_training_batches:
+        if rounds % EVERY == 0:
+            self._remember(rounds, step)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The last round is one to remember, whoever ended the run."""
+        if trainer.global_step not in self.rounds:
+            self._remember(trainer.global_step, _played(pl_module).step)
+
+    def _remember(self, rounds: int, step: StepRecord) -> None:
+        euclidean = step.regret["euclidean"]
+        if euclidean is not None:
             self.rounds.append(rounds)
-            self.regret.append(step.regret["euclidean"].detach().cpu().clone())
+            self.regret.append(euclidean.detach().cpu().clone())
 
     def write(self, module: OnlineBilevelModule, tested: dict[str, list[float]]) -> None:
         """Write both files; ``tested`` are columns of one number a lane."""

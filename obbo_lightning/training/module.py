@@ -30,6 +30,7 @@ SERVED = (
     ".*your dataloader is not resumable.*",  # it goes on with the round that is next
     ".*does not have many workers.*",  # a task is made faster than a round is played
     ".*IterableDataset.*has `__len__` defined.*",  # each loader process has its own tasks
+    ".*sync_dist=True.*",  # what is logged is the same on every rank
     ".*across ranks is zero.*",  # a stream need not have validation tasks
     ".*treespec, LeafSpec.*",  # between Lightning and torch
 )
@@ -75,6 +76,8 @@ class OnlineBilevelModule(L.LightningModule):
         start = problem.initial_outer(seed) if outer is None else outer
         if start is None:
             raise ValueError(f"outer must be given for {type(problem).__name__}, which has no λ_1 of its own, got None")
+        if start.ndim != 2 or not start.is_floating_point():
+            raise ValueError(f"outer must be a floating-point tensor [lanes, d], got {start.dtype} {list(start.shape)}")
         self.outer = Parameter(start.detach().clone())
         self.warms = [Warm() for _ in range(tasks_per_round)]  # of all tasks, and in training of this rank's
         self.judged_from = Warm()
@@ -111,7 +114,13 @@ class OnlineBilevelModule(L.LightningModule):
         if epochs not in (None, -1, 1, 1000):  # 1000 is what Lightning makes of no number at all
             warnings.warn(f"max_epochs is {epochs}, and a stream is played once: there is one epoch", stacklevel=2)
         self.trainer.fit_loop.max_epochs = 1
-        total = getattr(getattr(self.trainer, "datamodule", None), "rounds", None)
+        data = getattr(self.trainer, "datamodule", None)
+        served = getattr(data, "tasks_per_round", self.tasks_per_round)
+        if served != self.tasks_per_round:
+            raise ValueError(
+                f"tasks_per_round must be the same for the module and its data, got {self.tasks_per_round} and {served}"
+            )
+        total = getattr(data, "rounds", None)
         if total is not None and self._loaded_round >= total:
             warnings.warn(
                 f"nothing is left to play: the checkpoint is of round {self._loaded_round} of {total}", stacklevel=2

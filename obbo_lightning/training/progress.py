@@ -7,13 +7,15 @@ import lightning as L
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.recorder import Recorder
+from obbo_lightning.training.rows import Row
 
 RECENT = 50  # rounds that the stream's average is over
 
 
 class RoundProgress(L.Callback):
-    """One Rich bar for the run; must come after the recorder, whose row it shows."""
+    """One Rich bar for the run, with the module's row and the recorder's last evaluation."""
 
     def __init__(self, recorder: Recorder, console: Console) -> None:
         self.recorder = recorder
@@ -46,7 +48,7 @@ class RoundProgress(L.Callback):
         """Move on."""
         if self._progress is None:
             return
-        row, metric = self.recorder.row, self.recorder.metric
+        row, metric = _row(pl_module), self.recorder.metric
         self._recent.append(float(row[metric] or 0.0))
         stream, tested = sum(self._recent) / len(self._recent), self.recorder.tested
         test = f"  test {self.recorder.centre_and_error(tested)[0]:.4g}" if tested else ""
@@ -63,6 +65,12 @@ class RoundProgress(L.Callback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _row(module: L.LightningModule) -> Row:
+    if not isinstance(module, OnlineBilevelModule):
+        raise TypeError(f"the bar belongs to an OnlineBilevelModule, got {type(module).__name__}")
+    return module.row
 
 
 def _finite(length: float) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
 
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.statistics import mean_and_error
@@ -20,8 +21,11 @@ from obbo_lightning.training.rows import Row, columns_of
 from obbo_lightning.training.signals import Stopped, StopSignals
 
 
-class Recorder(L.Callback):
+class Recorder(Checkpoint):
     """Writes a row after every round, evaluates and saves every so many, in that order, so that a resume is exact.
+
+    Lightning calls checkpoint callbacks last, and those of the user before this one: what they did in a round is in the
+    checkpoint of the round.
 
     Args:
         run: where to write.
@@ -50,6 +54,7 @@ class Recorder(L.Callback):
         self.signals = StopSignals()
         self._born = time.perf_counter()
         self._began = 0.0
+        self._ended = False
         self._after_validation = 0  # the signal, or −1 for none, of a checkpoint that waits for a validation
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,6 +73,7 @@ class Recorder(L.Callback):
         """Open the tables where the checkpoint ended; judge the untrained λ_1 once."""
         self.run.settle(Path(trainer.strategy.broadcast(str(self.run.path))))  # rank 0 has made it
         self.signals.listen()
+        trainer.should_stop = trainer.should_stop or self._ended
         if trainer.is_global_zero:
             self.metrics.cut(trainer.global_step)
             self.timings.cut(trainer.global_step)
@@ -123,9 +129,14 @@ class Recorder(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Whoever asked for a checkpoint: the rows before it are on disk before it is."""
+        checkpoint["ended"] = trainer.should_stop  # by a callback, such as EarlyStopping: a resume must not play on
         if trainer.is_global_zero:
             self.metrics.sync()
             self.timings.sync()
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Whether the run was over."""
+        self._ended = bool(checkpoint.get("ended", False))
 
     def _log(self, trainer: L.Trainer, module: OnlineBilevelModule) -> None:
         """What the module does not know; an evaluation to the loggers alone: `log` would repeat it in later rounds."""
@@ -138,7 +149,7 @@ class Recorder(L.Callback):
     def _save(self, trainer: L.Trainer) -> None:
         stop, self._after_validation = self._after_validation, 0
         save_checkpoint(trainer, self.run.checkpoints)
-        if stop > 0:
+        if stop > 0 and not trainer.should_stop:
             raise Stopped(stop, trainer.global_step)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -182,8 +193,10 @@ def _planned(trainer: L.Trainer) -> float:
 
 def _validates_now(trainer: L.Trainer, rounds: int) -> bool:
     """Whether Lightning validates after this round."""
-    every = trainer.val_check_batch
-    return trainer.enable_validation and every is not None and rounds % every == 0
+    every, batches = trainer.val_check_batch, trainer.num_val_batches
+    tasks = sum(batches) if isinstance(batches, list) else batches
+    by_epoch = trainer.check_val_every_n_epoch not in (None, 1)
+    return trainer.enable_validation and every is not None and rounds % every == 0 and tasks > 0 and not by_epoch
 
 
 def _ranks(module: OnlineBilevelModule) -> Ranks:

@@ -24,6 +24,7 @@ from obbo_lightning.settings.build import build_algorithm, build_problem, build_
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.streams.stream import Stream
+from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 from obbo_lightning.training.datamodule import StreamDataModule
@@ -64,12 +65,15 @@ def build(settings: Settings) -> Parts:
     at_least("checkpoint.every", settings["checkpoint"]["every"], 1)
     require_trainer(settings, module)
     tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
-    if stream.test and tasks > len(stream.test):
+    if len(stream.test) and tasks > len(stream.test):
         raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
+    first = next((tasks[0] for tasks in (stream.test, stream.train) if has_random_access(tasks) and len(tasks)), None)
+    if first is not None:
+        module.algorithm.inner.require_start(problem, module.outer.detach(), first)
     data = StreamDataModule(
         stream,
         settings["rounds"],
-        test=stream.test[:tasks],
+        test=[stream.test[i] for i in range(min(tasks, len(stream.test)))],
         judged=tasks,
         workers=settings["workers"],
         tasks_per_round=settings["tasks_per_round"],

@@ -8,17 +8,18 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint
 
 from obbo_lightning.parts import part
 from obbo_lightning.settings.files import Settings
-from obbo_lightning.settings.schema import callback_entries
+from obbo_lightning.settings.trainer import callback_entries
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import require_ranks
 
 NOISE = (
     ".*callbacks used to create the checkpoint.*",  # judging a run needs none of them
+    ".*Checkpoint directory .* exists and is not empty.*",  # a run that goes on has checkpoints
     ".*`srun` command is available.*",  # a run on a login node, or a cell that is one process, does not want it
 )
 
@@ -38,7 +39,6 @@ def make_trainer(
     given = {k: v for k, v in settings["trainer"].items() if v is not None}
     # The user's callbacks first: the recorder's row and its checkpoint have what they did.
     chosen = [] if judging else [_make_callback(entry) for entry in callback_entries(settings)]
-    saves = any(isinstance(callback, ModelCheckpoint) for callback in chosen)
     plugins = given.get("plugins") or []
     # Rounds are evaluated by the recorder, before they are saved; Lightning validates as well where it is asked to.
     asked = {"val_check_interval", "limit_val_batches"} & set(given)
@@ -52,7 +52,7 @@ def make_trainer(
         "plugins": [*(plugins if isinstance(plugins, list) else [plugins]), ExactCheckpoints()],
     }
     usual = {
-        "enable_checkpointing": saves,
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in (*chosen, *callbacks)),
         "enable_model_summary": False,
         "limit_val_batches": 1.0 if judging or asked else 0,
         "num_sanity_val_steps": 0,

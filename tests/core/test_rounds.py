@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import pytest
 import torch
 from toy import F64, Nonlinear, Proximal, toy_point, toy_task
@@ -384,3 +386,30 @@ def test_both_losses_of_a_round_are_those_before_the_outer_variable_moved():
         assert torch.equal(played.inner_loss, stream.problem.inner_loss(outer, inner, stream[t]))
         assert torch.equal(played.loss, stream.problem.outer_loss(outer, inner, stream[t]))
         outer = played.step.outer
+
+
+class Watched(FixedPoint):
+    """Remembers which task it was told to estimate."""
+
+    seen: ClassVar[list] = []
+
+    def differentiate(self, oracle, solver, inner, solve):
+        self.seen.append((oracle.key.round, oracle.key.age, oracle.key.place, float(oracle.task["b"][0, 0])))
+        return super().differentiate(oracle, solver, inner, solve)
+
+
+def test_a_key_says_the_age_of_a_task_and_its_place_in_its_round():
+    stream, Watched.seen = QuadraticStream(rounds=6), []
+    names = [float(task["b"][0, 0]) for task in stream]
+    algorithm = OAGD(lr=0.01, window=2, inner=INNER, hypergradient=Watched(2))
+    step = step_of(algorithm, stream.initial_outer())
+    warms = [Warm(), Warm()]
+    for t in range(3):  # this process has the third and fourth of a round's four tasks
+        tasks = [stream[2 * t], stream[2 * t + 1]]
+        warms = play(stream.problem, algorithm, step, tasks, warms, Key(0, t), Share(first=2, tasks=4)).warms
+    assert Watched.seen == [
+        (0, 0, 2, names[0]), (0, 0, 3, names[1]),
+        (1, 1, 2, names[0]), (1, 1, 3, names[1]), (1, 0, 2, names[2]), (1, 0, 3, names[3]),
+        (2, 1, 2, names[2]), (2, 1, 3, names[3]), (2, 0, 2, names[4]), (2, 0, 3, names[5]),
+    ]  # fmt: skip
+    assert len({Key(0, 1, age, place).seed_for("inner") for age in (0, 1) for place in (0, 1, 2)}) == 6

@@ -2,7 +2,8 @@ import lightning as L
 import pytest
 
 from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import callback_entries, complete
+from obbo_lightning.settings.schema import complete
+from obbo_lightning.settings.trainer import callback_entries
 from obbo_lightning.training.trainer import make_trainer
 
 MINE = """
@@ -51,7 +52,7 @@ def test_a_callback_of_yours_comes_from_a_file(tmp_path, monkeypatch):
         ("{name: Timer, duratoin: 3}", "trainer.callbacks: Timer takes duration, interval, verbose, got 'duratoin'"),
         ("{name: EarlyStopping, monitor: loss, patience: often}", "trainer.callbacks: patience: Expected"),
         ("{name: EarlyStopping}", "trainer.callbacks: "),
-        ("{name: obbo_lightning.OBBO}", "trainer.callbacks must be a Callback"),
+        ("{name: obbo_lightning.OBBO}", "trainer.callbacks must extend Callback"),
         ("3", "trainer.callbacks must be names, each with its settings, got 3"),
         ("{duration: 3}", "trainer.callbacks must be names, each with its settings, got"),
     ],

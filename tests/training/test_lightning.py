@@ -1,10 +1,12 @@
 """What Lightning's users know works: a plain Trainer with its loggers, callbacks and checkpoints."""
 
 import csv
+import signal
 import warnings
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
@@ -232,7 +234,7 @@ class Counter:
     """An iterator that can say where it is."""
 
     def __init__(self):
-        self.t = 0
+        self.t, self.state = 0, {}
 
     def __iter__(self):
         return self
@@ -242,7 +244,8 @@ class Counter:
         return tasks()[self.t - 1]
 
     def state_dict(self):
-        return {"t": self.t}
+        self.state["t"] = self.t
+        return self.state  # its own: what was saved must not move with it
 
     def load_state_dict(self, state):
         self.t = state["t"]
@@ -274,6 +277,73 @@ def test_tasks_that_arrive_one_by_one_are_resumed_where_they_were(tmp_path, stre
         made, StreamDataModule(stream(), rounds), ckpt_path=tmp_path / "x.ckpt"
     )
     assert torch.equal(made.outer.detach(), outer_after(15))
+
+
+@pytest.mark.parametrize("stream", [Counter, Generated])
+def test_rounds_of_several_tasks_that_arrive_are_resumed_where_they_were(tmp_path, stream):
+    def play(steps, **options):
+        made = module(tasks_per_round=2)
+        one = trainer(tmp_path, max_steps=steps, limit_val_batches=0)
+        one.fit(made, StreamDataModule(stream(), tasks_per_round=2), **options)
+        one.save_checkpoint(tmp_path / "x.ckpt")
+        return made.outer.detach()
+
+    whole = play(7)
+    play(3)
+    assert torch.equal(play(7, ckpt_path=tmp_path / "x.ckpt"), whole)
+
+
+def test_a_generator_that_was_used_is_not_gone_on_with(tmp_path):
+    arriving = generated()
+    first = trainer(tmp_path, max_steps=3, limit_val_batches=0)
+    first.fit(module(), StreamDataModule(arriving))
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="must be made anew to go on with it"):
+        trainer(tmp_path).fit(module(), StreamDataModule(arriving), ckpt_path=tmp_path / "x.ckpt")
+
+
+class Stored(torch.utils.data.Dataset):
+    """Neither a list nor an iterator, but tasks can be asked for by number."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, t):
+        return tasks()[t]
+
+
+def test_a_dataset_of_torch_is_a_sequence_of_tasks(tmp_path):
+    made = module()
+    one = trainer(tmp_path, limit_val_batches=0)
+    one.fit(made, StreamDataModule(Stored()))
+    assert one.global_step == 5
+    assert torch.equal(made.outer.detach(), outer_after(5))
+
+
+def test_module_and_data_must_agree_on_the_tasks_of_a_round(tmp_path):
+    with pytest.raises(ValueError, match="must be the same for the module and its data, got 1 and 2"):
+        trainer(tmp_path).fit(module(), data(tasks_per_round=2))
+
+
+def test_an_outer_variable_without_lanes_is_refused():
+    with pytest.raises(
+        ValueError, match=r"outer must be a floating-point tensor \[lanes, d\], got torch.float32 \[3\]"
+    ):
+        OnlineBilevelModule(Warmed(), OURS, torch.zeros(3))
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    class Odd(Counter):
+        def state_dict(self):
+            return {"t": np.int64(self.t)}
+
+    one = trainer(tmp_path, max_steps=3, limit_val_batches=0)
+    one.fit(module(), StreamDataModule(Odd()))
+    with pytest.raises(
+        CheckpointError, match=r"StreamDataModule.stream.t must hold tensors and plain values .* got int64"
+    ):
+        one.save_checkpoint(tmp_path / "x.ckpt")
+    assert not (tmp_path / "x.ckpt").exists()
 
 
 def test_a_stream_that_ends_early_ends_the_run(tmp_path):
@@ -336,3 +406,78 @@ def test_resume_takes_the_file_of_a_model_checkpoint(tmp_path, monkeypatch):
     (run / "config.yaml").write_text(config.replace("dirpath: saves", "dirpath: other"))
     assert cli.main(["resume", str(run), "--checkpoint", "saves/epoch=0-step=13.ckpt"]) == 0
     assert (run / "metrics.csv").read_bytes() == whole
+
+
+def stopped_in(rounds, monkeypatch):
+    """SIGTERM arrives while this round is played."""
+    played = OnlineBilevelModule.training_step
+
+    def step(self, *args):
+        played(self, *args)
+        if self.trainer.global_step == rounds:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(OnlineBilevelModule, "training_step", step)
+
+
+STOPPING = "[{name: EarlyStopping, monitor: validation/loss, patience: 0, min_delta: 1.0e+9}, "
+STOPPING += "{name: ModelCheckpoint, monitor: validation/loss, save_top_k: -1, filename: '{step}'}]"
+
+
+@pytest.mark.parametrize("at", [5, 10], ids=["first validation", "the one that ends it"])
+def test_a_signal_in_the_round_of_a_validation_changes_nothing(tmp_path, monkeypatch, at):
+    monkeypatch.chdir(tmp_path)
+    flags = [*RUN, "--trainer.callbacks", STOPPING, "--trainer.val_check_interval", "5", "--checkpoint.every", "3"]
+    assert cli.main([*flags, "--output", "whole"]) == 0
+    with monkeypatch.context() as patched:
+        stopped_in(at, patched)
+        code = cli.main([*flags, "--output", "stopped"])
+    (whole,), (stopped,) = ((tmp_path / name / "quadratic").iterdir() for name in ("whole", "stopped"))
+    if at == 5:
+        assert code == 143
+        assert cli.main(["resume", str(stopped)]) == 0
+    assert code in (0, 143)
+    assert (stopped / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    kept = [sorted(p.name for p in (run / "checkpoints").glob("step=*.ckpt")) for run in (whole, stopped)]
+    assert kept[0] == kept[1] == ["step=10.ckpt", "step=5.ckpt"]
+
+
+def test_a_run_that_was_over_is_not_played_on_when_it_lost_its_summary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*RUN, "--trainer.callbacks", STOPPING, "--trainer.val_check_interval", "5"]) == 0
+    (run,) = (tmp_path / "runs" / "quadratic").iterdir()
+    rows = (run / "metrics.csv").read_bytes()
+    (run / "summary.json").unlink()
+    assert cli.main(["resume", str(run)]) == 0
+    assert (run / "metrics.csv").read_bytes() == rows
+
+
+def test_a_validation_without_tasks_delays_neither_checkpoints_nor_signals(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from obbo_lightning.streams.quadratic import QuadraticData\n"
+        "class Mine(QuadraticData):\n"
+        "    def __init__(self, seed: int = 0):\n"
+        "        super().__init__(seed=seed)\n"
+        "        self.validation = ()\n"
+    )
+    stopped_in(12, monkeypatch)
+    own = ["--data", "mine.py:Mine", "--trainer.val_check_interval", "1", "--checkpoint.every", "5"]
+    assert cli.main([*RUN, *own]) == 143
+    (run,) = (tmp_path / "runs" / "quadratic").iterdir()
+    assert [p.name for p in sorted((run / "checkpoints").glob("*.ckpt"))] == [
+        "round-00000010.ckpt",
+        "round-00000012.ckpt",
+    ]
+
+
+def test_lanes_of_a_run_that_ended_early_have_their_last_regret(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--data.subset", "40", "--data.subsets", "60", "--data.horizon", "5", "--rounds", "60"]
+    assert cli.main(["fit", "--config", "market", *small, "--trainer.max_steps", "20"]) == 0
+    (run,) = (tmp_path / "runs" / "market").iterdir()
+    events = list(csv.DictReader((run / "events.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
+    regrets = sorted(float(event["regret"]) for event in events)
+    middle = (regrets[len(regrets) // 2 - 1] + regrets[len(regrets) // 2]) / 2
+    assert middle == pytest.approx(float(rows[-1]["regret/euclidean"]), rel=1e-12)
