@@ -2,8 +2,8 @@
 
 import os
 
-# A thread of OpenMP that waits for another one spins for a while before it sleeps. Beside other work it spins on the very
-# core that the other one needs: a round of the default took 50 times as long. A bound costs nothing on an idle machine.
+# A thread of OpenMP that waits for another one spins for a while before it sleeps, beside other work on the very core
+# that the other one needs: a round of the default took 50 times as long. A bound costs nothing on an idle machine.
 BOUNDS = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
 
 
