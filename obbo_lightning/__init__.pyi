@@ -55,7 +55,7 @@ from .core.optimizer import (
 from .core.outer_step import OuterStep as OuterStep, StepRecord as StepRecord
 from .core.problem import Problem as Problem, Task as Task
 from .core.randomness import Key as Key, Sample as Sample
-from .core.regret import LocalRegret as LocalRegret
+from .core.regret import Regret as Regret
 from .core.regularizers import (
     L1 as L1,
     ElasticNet as ElasticNet,
@@ -63,6 +63,7 @@ from .core.regularizers import (
     SquaredL2 as SquaredL2,
 )
 from .core.rounds import Round as Round, online as online, play as play
+from .metrics import LocalRegret as LocalRegret
 from .networks.cnn4 import CNN4 as CNN4
 from .networks.mlp import MLP as MLP
 from .networks.resnet12 import ResNet12 as ResNet12

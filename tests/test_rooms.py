@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "obbo_lightning"
 # A room may import those that stand before it, and itself.
 ROOMS = (
-    *("parts", "core", "networks", "problems", "algorithms", "streams", "checks"),
+    *("threads", "parts", "core", "metrics", "networks", "problems", "algorithms", "streams", "checks"),
     *("settings", "runs", "training", "experiments", "cli"),
 )
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -4,6 +4,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from obbo_lightning.threads import bound_spinning
+
 USAGE = """usage: obbo COMMAND [flags]
 
   fit                 play an online stream; with no flags, the embedded default
@@ -24,6 +26,7 @@ COMMANDS = ("fit", "resume", "validate", "test", "compare", "report", "dashboard
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 2 for a refusal, 128 + n after signal n."""
+    bound_spinning()
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments else "--help"
     if command in ("-h", "--help") or (command in COMMANDS and command != "fit" and {"-h", "--help"} & set(arguments)):

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.memory import Exchange
 from obbo_lightning.core.optimizer import BregmanProx
-from obbo_lightning.core.regret import LocalRegret
+from obbo_lightning.core.regret import Regret
 from obbo_lightning.core.validation import at_least, one_of
 
 
@@ -74,12 +74,7 @@ class OuterStep:
         self.memory = algorithm.memory()
         self.optimizer = optimizer or algorithm.optimizer(outer)
         self._apply = apply or self.optimizer.step
-        # Every rank sees the same reduced values: there is nothing to synchronise.
-        self.regret = {
-            "euclidean": LocalRegret(regret_window, sync_on_compute=False),
-            "generalized": LocalRegret(1, sync_on_compute=False),
-            "exact": LocalRegret(regret_window, sync_on_compute=False),
-        }
+        self.regret = {"euclidean": Regret(regret_window), "generalized": Regret(1), "exact": Regret(regret_window)}
 
     @torch.no_grad()
     def __call__(self, hypergradients: Tensor, exact: Tensor | None = None) -> StepRecord:
@@ -132,8 +127,7 @@ class OuterStep:
     def _accumulate(self, name: str, vectors: Tensor | None) -> Tensor | None:
         if vectors is None:
             return None
-        self.regret[name].update(vectors)
-        return self.regret[name].compute().reshape(-1)  # torchmetrics squeezes a single lane
+        return self.regret[name].add(vectors)
 
     def state_dict(self, gather: Exchange | None = None) -> dict[str, Any]:
         """Memory, optimizer and regret; the outer variable belongs to whoever owns the parameter.
@@ -146,7 +140,7 @@ class OuterStep:
         return {
             "memory": memory.state_dict(),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),  # torch hands out its live tensors
-            "regret": {name: dict(metric.state_dict()) for name, metric in self.regret.items()},
+            "regret": {name: regret.state_dict() for name, regret in self.regret.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any], own: Exchange | None = None) -> None:
@@ -155,5 +149,5 @@ class OuterStep:
         if own is not None:
             self.memory.exchange(own)
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
-        for name, metric in self.regret.items():
-            metric.load_state_dict(dict(state["regret"][name]))
+        for name, regret in self.regret.items():
+            regret.load_state_dict(state["regret"][name])

@@ -1,85 +1,44 @@
-"""Bilevel local regret as a torchmetrics metric, per lane."""
+"""Bilevel local regret, per lane."""
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from obbo_lightning.core.memory import HypergradientWindow
 
 
-class LocalRegret(Metric):
+class Regret:
     """BLR_w(T) = Σ_{t≤T} ‖(1/w) Σ_{i<w} x_{t−i}‖² with x_s = 0 for s ≤ 0, one number a lane, summed in float64.
 
     Fed with d_t it is the Euclidean regret (eq. det_sobow_local_regret), with ∇F_t(λ_t) the exact one, and with
     G_X(λ_t, q_t, α) and w = 1 the generalized one (eq. det_local_regret), because q_t is averaged already.
 
-    Merging, across processes or with `merge_state`, concatenates lanes.
-
     Args:
         window: w.
 
-    >>> regret = LocalRegret(window=2)
-    >>> regret.update(torch.tensor([[2.0]]))               # one round: [lanes, d]
-    >>> regret.update(torch.tensor([[[2.0]], [[0.0]]]))    # two rounds: [rounds, lanes, d]
-    >>> regret.compute()
-    tensor(6., dtype=torch.float64)
+    >>> import torch
+    >>> regret = Regret(window=2)
+    >>> regret.add(torch.tensor([[2.0]])), regret.add(torch.tensor([[2.0]])), regret.add(torch.tensor([[0.0]]))
+    (tensor([1.], dtype=torch.float64), tensor([5.], dtype=torch.float64), tensor([6.], dtype=torch.float64))
     """
 
-    full_state_update = False
-    higher_is_better = False
-    is_differentiable = False
-    total: list[Tensor]
+    def __init__(self, window: int = 1) -> None:
+        self.memory = HypergradientWindow(window)
+        self.total: Tensor | None = None
 
-    def __init__(self, window: int = 1, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.window = window
-        self._memory = HypergradientWindow(window)
-        self.add_state("total", default=[], dist_reduce_fx="cat", persistent=True)
+    def add(self, vector: Tensor) -> Tensor:
+        """Take one round ``[lanes, d]``; the regret so far ``[lanes]``."""
+        added = self.memory.push(vector).double().square().sum(-1)
+        self.total = added if self.total is None else self.total.to(added.device) + added
+        return self.total
 
-    def update(self, vectors: Tensor) -> None:
-        """Take one round ``[lanes, d]`` or several ``[rounds, lanes, d]``."""
-        if vectors.ndim not in (2, 3):
-            raise ValueError(f"vectors must be [lanes, d] or [rounds, lanes, d], got shape {tuple(vectors.shape)}")
-        for vector in vectors if vectors.ndim == 3 else vectors.unsqueeze(0):
-            self._add(self._memory.push(vector).double().square().sum(-1))
+    def state_dict(self) -> dict[str, Any]:
+        """Window and sum."""
+        return {"window": self.memory.state_dict(), "total": self.total}
 
-    def compute(self) -> Tensor:
-        """The regret so far ``[lanes]``; torchmetrics squeezes a single lane to a number."""
-        nothing_yet = isinstance(self.total, list) and not self.total  # a tensor while processes are synchronised
-        return torch.zeros(0, dtype=torch.float64) if nothing_yet else dim_zero_cat(self.total)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Take rounds and return what they added to the regret ``[lanes]``."""
-        before = self.total[0] if self.total else 0.0
-        self.update(*args, **kwargs)
-        return self.total[0] - before
-
-    def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
-        self._memory = HypergradientWindow(self.window)
-
-    def merge_state(self, incoming_state: "dict[str, Any] | Metric") -> None:
-        """Append another metric's lanes."""
-        if not isinstance(incoming_state, LocalRegret):
-            raise ValueError(f"incoming_state must be a LocalRegret, got {type(incoming_state).__name__}")
-        self._memory.join(incoming_state._memory)
-        both = [*self.total, *incoming_state.total]
-        self.total = [torch.cat(both)] if both else []
-        self._computed = None
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """The window, for `state_dict`."""
-        return self._memory.state_dict()
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The window, from `load_state_dict`."""
-        self._memory.load_state_dict(state)
-        self._computed = None
-        self._update_count = self._memory.rounds
-
-    def _add(self, squared: Tensor) -> None:
-        self.total = [self.total[0] + squared] if self.total else [squared]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`, also from that of version 0.1.0, where this was a torchmetrics metric."""
+        if "_extra_state" in state:
+            state = {"window": state["_extra_state"], "total": next(iter(state["total"]), None)}
+        self.memory.load_state_dict(state["window"])
+        self.total = state["total"]

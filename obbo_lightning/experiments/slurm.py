@@ -15,7 +15,8 @@ from typing import Any
 from obbo_lightning.experiments.grid import Cell
 from obbo_lightning.experiments.logs import LOG, last_line, read_log
 from obbo_lightning.experiments.worker import play
-from obbo_lightning.runs.directory import RunDirectory, write_atomically
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.threads import BOUNDS, write_atomically
 
 JOB = "slurm_job.txt"  # in a cell: the job that plays it
 LOOK_AT_QUEUE = 10.0  # seconds; Slurm serves everybody
@@ -95,7 +96,8 @@ class SlurmLauncher:
                 f"--launcher slurm needs a machine with Slurm's {', '.join(COMMANDS)}, got none of {', '.join(missing)}"
             )
         threads = request["cpus_per_task"]
-        exports = [f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads}"]
+        bounds = " ".join(f"{name}=${{{name}:-{bound}}}" for name, bound in BOUNDS.items())
+        exports = [f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} {bounds}"]
         self._folder = folder.absolute()
         self._parameters = {
             **request,

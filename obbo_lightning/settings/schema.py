@@ -10,12 +10,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from lightning import Trainer
+from jsonargparse import ArgumentParser, Namespace
 
-from obbo_lightning.parts import names_of, part, source_file
+from obbo_lightning.parts import names_of, source_file
 from obbo_lightning.settings.files import ConfigError, Settings
 from obbo_lightning.settings.layers import PARTS, at, part_class
+from obbo_lightning.settings.trainer import add_trainer, callback_entries, check_trainer, parsed, trainer_keys
 
 HELP = """Play an online stream. Flags and YAML files (--config FILE, or the name of a shipped one) use the same keys;
 flags win over files, later files over earlier ones.
@@ -26,19 +26,6 @@ NOT_NULL = {
     *("experiment", "seed", "rounds", "tasks_per_round", "several_tasks", "output", "logger", "regret_window"),
     *("on_nonfinite", "workers", "evaluation.every", "evaluation.tasks", "checkpoint.every"),
     *("algorithm.name", "data.name"),
-}
-# What a run decides by itself, or cannot be served: with what to say instead.
-SET_BY_THE_RUN = {
-    "max_epochs": "a stream is played once; rounds says how long it is",
-    "min_epochs": "a stream is played once; rounds says how long it is",
-    "overfit_batches": "it would play the same tasks again and again",
-    "logger": "use logger",
-    "gradient_clip_val": "use algorithm.clip",
-    "gradient_clip_algorithm": "use algorithm.clip",
-    "accumulate_grad_batches": "a round is a step; tasks_per_round says how many tasks it has",
-    "inference_mode": "adapting to a task needs gradients",
-    "use_distributed_sampler": "processes share the tasks of a round",
-    "barebones": "a run leaves its records",
 }
 
 
@@ -58,9 +45,9 @@ def complete(settings: Settings) -> Settings:
 
 
 def check(settings: Settings) -> Namespace:
-    """Types and keys, before any compute."""
-    parser = make_parser(settings)
-    known = {action.dest for action in parser._actions}
+    """Types and keys, before any compute; and before Lightning is imported, but for the Trainer's own."""
+    parser = _run_parser(settings)
+    known = {action.dest for action in parser._actions} | {f"trainer.{name}" for name in trainer_keys()}
     for key, value in _leaves(settings):
         if key not in known and not any(key.startswith(f"{k}.") for k in known if k.startswith("trainer.")):
             decided = key.rpartition(".")[2] in getattr(part_class(settings, "data"), "decided", ())
@@ -68,16 +55,11 @@ def check(settings: Settings) -> Namespace:
             raise ConfigError(f"unknown key {key!r} (value {value!r}); {hint}")
         if value is None and key in NOT_NULL:
             raise ConfigError(f"{key} must have a value, got null")
-    for key, instead in SET_BY_THE_RUN.items():
-        given = settings.get("trainer", {}).get(key)
-        if given is not None and given != inspect.signature(Trainer).parameters[key].default:
-            raise ConfigError(f"trainer.{key} cannot be set for an online run, got {given!r}: {instead}")
     if not re.fullmatch(r"[\w.-]{1,100}", str(settings.get("experiment", "default"))) or ".." in settings["experiment"]:
         raise ConfigError(f"experiment must be a plain folder name, got {settings['experiment']!r}")
-    for entry in callback_entries(settings):
-        _check_callback(entry)
-    checked = _parsed(parser, settings)
+    checked = parsed(parser, {key: value for key, value in settings.items() if key != "trainer"})
     _require_all(settings, checked)
+    checked.update(check_trainer(settings))
     return checked
 
 
@@ -96,44 +78,6 @@ def _require_all(settings: Settings, checked: Namespace) -> None:
                 raise ConfigError(f"{path}.{name} must be given, got none")
 
 
-def callback_entries(settings: Settings) -> list[Settings]:
-    """Of ``trainer.callbacks``: a name and what to make it with, each; Lightning's own way of writing it does too."""
-    given = settings.get("trainer", {}).get("callbacks") or []
-    entries = []
-    for entry in given if isinstance(given, list) else [given]:
-        if isinstance(entry, str):
-            entry = {"name": entry}
-        elif isinstance(entry, dict) and "class_path" in entry:
-            entry = {"name": entry["class_path"], **(entry.get("init_args") or {})}
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise ConfigError(f"trainer.callbacks must be names, each with its settings, got {entry!r}")
-        entries.append(entry)
-    return entries
-
-
-def _check_callback(entry: Settings) -> None:
-    cls = part("callback", entry["name"], "trainer.callbacks")
-    parser = ArgumentParser(exit_on_error=False, add_help=False)
-    parser.add_class_arguments(cls, "callback", fail_untyped=False)
-    given = {key: value for key, value in entry.items() if key != "name"}
-    known = sorted(a.dest.removeprefix("callback.") for a in parser._actions if a.dest.startswith("callback."))
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"trainer.callbacks: {entry['name']} takes {', '.join(known) or 'no keys'}, got {key!r}")
-    try:
-        _parsed(parser, {"callback": given})
-    except ConfigError as refusal:
-        raise ConfigError(f"trainer.callbacks: {str(refusal).removeprefix('callback.')}") from None
-
-
-def _parsed(parser: ArgumentParser, settings: Settings) -> Namespace:
-    try:
-        return parser.parse_object(settings)
-    except (ArgumentError, TypeError) as error:
-        text = " ".join(str(error).split())
-        raise ConfigError(re.sub(r'^Parser key "([^"]+)":', r"\1:", text)) from None
-
-
 def _suggestion(key: str, known: set[str]) -> str:
     parent, _, word = key.rpartition(".")
     siblings = sorted(k for k in known if k.rpartition(".")[0] == parent and "." not in k[len(parent) + 1 :])
@@ -145,7 +89,13 @@ def _suggestion(key: str, known: set[str]) -> str:
 
 
 def make_parser(settings: Settings) -> ArgumentParser:
-    """A typed and documented parser for exactly the parts that ``settings`` names."""
+    """A typed and documented parser for exactly the parts that ``settings`` names, and for the Trainer."""
+    parser = _run_parser(settings)
+    add_trainer(parser)
+    return parser
+
+
+def _run_parser(settings: Settings) -> ArgumentParser:
     usage = "obbo fit [--config FILE] [--KEY VALUE ...] [--print_config] [--help]"
     parser = ArgumentParser(prog="obbo fit", usage=usage, description=HELP, exit_on_error=False, add_help=False)
     _add_run(parser)
@@ -158,10 +108,6 @@ def make_parser(settings: Settings) -> ArgumentParser:
         skipped |= {"seed"} if path == "data" else decided if path.startswith("problem") else set()
         add = parser.add_class_arguments if inspect.isclass(cls) else parser.add_function_arguments
         add(cls, path, skip=skipped, fail_untyped=False)
-    parser.add_class_arguments(
-        Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip={"callbacks"}
-    )
-    parser.add_argument("--trainer.callbacks", type=Any, default=None, help="names, each with what it is made with")
     return parser
 
 

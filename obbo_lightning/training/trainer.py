@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from obbo_lightning.parts import part
 from obbo_lightning.settings.files import Settings
-from obbo_lightning.settings.schema import callback_entries
+from obbo_lightning.settings.trainer import callback_entries
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import require_ranks

@@ -2,7 +2,8 @@ import lightning as L
 import pytest
 
 from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import callback_entries, complete
+from obbo_lightning.settings.schema import complete
+from obbo_lightning.settings.trainer import callback_entries
 from obbo_lightning.training.trainer import make_trainer
 
 MINE = """

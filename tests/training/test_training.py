@@ -80,7 +80,7 @@ def test_fit_is_the_plain_loop_of_the_core_to_the_last_bit(tiny, algorithm):
     *_, last = rounds
     assert torch.equal(state["state_dict"]["outer"], last.step.outer)
     (outer_step,) = [v for k, v in state["callbacks"].items() if "BregmanOuterStep" in k]
-    assert torch.equal(outer_step["regret"]["euclidean"]["total"][0], last.step.regret["euclidean"])
+    assert torch.equal(outer_step["regret"]["euclidean"]["total"], last.step.regret["euclidean"])
     assert state["global_step"] == 20
 
 
