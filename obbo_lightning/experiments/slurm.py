@@ -15,8 +15,8 @@ from typing import Any
 from obbo_lightning.experiments.grid import Cell
 from obbo_lightning.experiments.logs import LOG, last_line, read_log
 from obbo_lightning.experiments.worker import play
-from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.threads import BOUNDS, write_atomically
+from obbo_lightning.runs.directory import RunDirectory, write_atomically
+from obbo_lightning.threads import BOUNDS
 
 JOB = "slurm_job.txt"  # in a cell: the job that plays it
 LOOK_AT_QUEUE = 10.0  # seconds; Slurm serves everybody
