@@ -256,15 +256,3 @@ def test_a_stopped_process_resumes_bit_for_bit(signum, code, tmp_path, undisturb
     assert not RunDirectory(path).finished
     finish(tmp_path, "resume", str(path))
     assert RunDirectory(path).metrics.read_bytes() == undisturbed.metrics.read_bytes()
-
-
-@pytest.mark.slow
-def test_help_takes_at_most_twice_the_time_of_importing_lightning():
-    def seconds(*arguments):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-        return time.perf_counter() - began
-
-    pairs = [(seconds("-m", "obbo_lightning", "fit", "--help"), seconds("-c", "import lightning")) for _ in range(3)]
-    ratios = sorted(ours / theirs for ours, theirs in pairs)
-    assert ratios[1] <= 2
