@@ -1,6 +1,6 @@
-"""How soon the program answers: python -m benchmarks.start [--repeats N]
+"""How soon the program answers: python -m benchmarks.start [--repeats N].
 
-Every action is a process of its own; they take turns, and ratios of medians are compared with what they must not exceed.
+Every action is a process of its own; they take turns, and medians are compared with what they must not exceed.
 """
 
 import argparse

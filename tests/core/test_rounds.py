@@ -413,3 +413,12 @@ def test_a_key_says_the_age_of_a_task_and_its_place_in_its_round():
         (2, 1, 2, names[2]), (2, 1, 3, names[3]), (2, 0, 2, names[4]), (2, 0, 3, names[5]),
     ]  # fmt: skip
     assert len({Key(0, 1, age, place).seed_for("inner") for age in (0, 1) for place in (0, 1, 2)}) == 6
+
+
+def test_a_lane_with_one_bad_coordinate_is_skipped_whole():
+    algorithm = OBBO(lr=1.0, window=1, geometry=Euclidean())
+    step = step_of(algorithm, torch.zeros(2, 3, dtype=F64), on_nonfinite="skip")
+    record = step(torch.tensor([[[1.0, torch.nan, 1.0], [1.0, 2.0, 3.0]]], dtype=F64))
+    assert record.skipped.tolist() == [True, False]
+    assert record.hypergradient.tolist() == [[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]
+    assert record.outer.tolist() == [[0.0, 0.0, 0.0], [-1.0, -2.0, -3.0]]
