@@ -116,6 +116,22 @@ def test_the_runs_seed_decides_tasks_start_and_draws(tmp_path, monkeypatch):
     assert played[0][0]["hypergradient_norm"] != played[1][0]["hypergradient_norm"]
 
 
+def test_the_start_follows_the_seed():
+    from functools import partial
+
+    from obbo_lightning import CNN4, FewShot
+    from obbo_lightning.settings.layers import read_layers
+    from obbo_lightning.settings.schema import complete
+    from obbo_lightning.training.run import build
+
+    small = ["--problem.network.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "1", "--seed"]
+    starts = {seed: build(complete(read_layers([*small, str(seed)])[0])).module.outer.detach() for seed in (0, 3)}
+    problem = FewShot(partial(CNN4, filters=2, image_size=16))
+    for seed, start in starts.items():
+        assert start.equal(problem.initial_outer(seed))
+    assert not starts[0].equal(starts[3])
+
+
 def pinned(init):
     """The stream of seed 7, whatever the run's is."""
 
