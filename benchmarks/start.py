@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = medians({name: starter(words, folder) for name, words in ACTIONS.items()}, asked.repeats)
     torch, lightning = found["import torch"], found["import lightning"]
-    rows = [
+    rows: list[tuple[str, float, float | None]] = [
         ("obbo --help, seconds", found["obbo --help"], 0.5),
         ("a wrong command, seconds", found["a wrong command"], 0.5),
         ("a wrong flag of fit / import torch", found["a wrong flag of fit"] / torch, 1.3),
