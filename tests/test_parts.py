@@ -161,7 +161,22 @@ def test_modules_of_the_same_name_beside_two_files_are_two_modules(tmp_path, mon
     rates = {folder: algorithm.optimizer.lr for folder, algorithm in made.items()}
     assert rates == {"a": 0.25, "b": 0.5}
     assert "beside" not in sys.modules
-    assert str(tmp_path / "a") not in sys.path
+    assert sys.path[0] != str(tmp_path / "b")  # nobody else's imports are answered from there first
+
+
+def test_what_a_part_imports_when_it_is_called_is_found_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "late_mine.py").write_text(
+        "from obbo_lightning import Euclidean\n"
+        "class Late(Euclidean):\n"
+        "    def answer(self):\n"
+        "        import late_beside\n"
+        "        return late_beside.ANSWER\n"
+    )
+    (tmp_path / "late_beside.py").write_text("ANSWER = 42\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert part("geometry", f"{tmp_path / 'late_mine.py'}:Late")().answer() == 42
 
 
 def test_a_class_that_was_imported_beside_a_part_is_the_part_of_its_file(tmp_path, monkeypatch):

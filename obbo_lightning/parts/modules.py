@@ -103,6 +103,8 @@ def _among_siblings(file: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # for what a part imports only when it is called
         for name in [name for name in sys.modules if name not in before or name in plain]:
             place = getattr(sys.modules[name], "__file__", None)
             if place and Path(place).parent == folder and not name.startswith(_PREFIX):

@@ -74,7 +74,12 @@ def _require_all(settings: Settings, checked: Namespace) -> None:
         cls: Any = part_class(settings, path)
         for name, parameter in inspect.signature(cls).parameters.items():
             needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            if needed and name not in given and checked.get(f"{path}.{name}") is None:
+            if (
+                needed
+                and parameter.annotation is parameter.empty
+                and name not in given
+                and checked.get(f"{path}.{name}") is None
+            ):
                 raise ConfigError(f"{path}.{name} must be given, got none")
 
 

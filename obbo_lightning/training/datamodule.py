@@ -111,7 +111,8 @@ class ArrivingRounds(IterableDataset[list[Task]]):
 
     def state_after(self, rounds: int) -> Any:
         """Where the iterator was after so many rounds; None where it cannot say."""
-        return next((state for done, state in self._states if done == rounds), self.state)
+        begun_with = self.state if rounds == self.played else None
+        return next((state for done, state in self._states if done == rounds), begun_with)
 
 
 class StreamDataModule(L.LightningDataModule):

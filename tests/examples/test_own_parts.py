@@ -44,6 +44,30 @@ def only(path):
 SHORT = ["--config", "ridge.yaml", "--rounds", "20", "--evaluation.tasks", "3", "--evaluation.every", "10"]
 
 
+FEW_SHOT = [
+    "--config",
+    "default",
+    "--experiment",
+    "ridge",
+    "--data.image_size",
+    "16",
+    "--data.ways",
+    "3",
+    "--rounds",
+    "20",
+]
+FEW_SHOT += [
+    "--problem.network",
+    "my_network.py:Residual",
+    "--problem.network.width",
+    "4",
+    "--algorithm.inner.steps",
+    "1",
+]
+FEW_SHOT += ["--data", "synthetic", "--algorithm.inner.start", "outer", "--algorithm.lr", "0.001"]
+FEW_SHOT += ["--algorithm.geometry", "adaptive_diagonal", "--algorithm.domain", "real"]
+
+
 def test_own_parts_keep_the_contracts(folder):
     sparse = part("algorithm", "my_algorithm.py:Sparse")
     check_algorithm(sparse, lr=1e-2)
@@ -67,8 +91,9 @@ def test_own_parts_keep_the_contracts(folder):
         ["--algorithm.geometry", "my_geometry.py:Quartic", "--algorithm.lr", "0.01"],
         ["--data", "my_sensor.py:Sensor"],
         ["--problem", "my_ridge.Ridge"],
+        FEW_SHOT,
     ],
-    ids=["stream", "algorithm", "geometry", "iterator", "problem"],
+    ids=["stream", "algorithm", "geometry", "iterator", "problem", "network"],
 )
 def test_an_own_part_is_played_and_resumed_bit_for_bit(folder, flags, monkeypatch):
     assert cli.main(["fit", *SHORT, *flags, "--checkpoint.every", "6"]) == 0
