@@ -14,10 +14,15 @@ from obbo_lightning.experiments.drawing import Drawing, finish, look_of, new_fig
 def draw_comparison(comparison: Comparison, title: str) -> list[Drawing]:
     """The paper's figures, and two on compute."""
     metric = comparison.metric
-    return [
+    of_rounds = [
         _draw_regret(comparison, title),
         _draw_norms(comparison, title),
         _draw_stream(comparison, f"stream_{metric}", title),
+    ]
+    if comparison.runs["test_tasks"].max() == 0:  # a stream without test tasks
+        return of_rounds
+    return [
+        *of_rounds,
         _draw_tests(comparison, f"test_{metric}", title),
         _draw_compute(comparison, f"{metric}_against_compute", title),
     ]

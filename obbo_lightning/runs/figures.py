@@ -44,16 +44,21 @@ def _draw_scores(table: dict[str, np.ndarray], path: Path, metric: str, untraine
     smooth = np.convolve(values, np.ones(width) / width, mode="valid")
     axes.plot(rounds, values, ".", color=BLUE, alpha=0.2, markersize=4)
     axes.plot(rounds[width - 1 :], smooth, color=BLUE, label=f"stream, mean of {width} rounds")
-    tested = np.isfinite(table[f"test_{metric}"])
+    if np.isfinite(untrained):  # a stream need not have test tasks
+        _add_tests(axes, table, metric, untrained)
+    axes.set(xlabel="round t", ylabel=metric, title=title)
+    axes.legend(frameon=False)
+    return save_figure(figure, axes, path)
+
+
+def _add_tests(axes: Axes, table: dict[str, np.ndarray], metric: str, untrained: float) -> None:
+    rounds, tested = table["round"], np.isfinite(table[f"test_{metric}"])
     at = np.concatenate([[0], rounds[tested]])
     test = np.concatenate([[untrained], table[f"test_{metric}"][tested]])
     errors = np.concatenate([[np.nan], table[f"test_{metric}_se"][tested]])
     label = "test tasks, ± standard error" if np.isfinite(errors).any() else "test, median over lanes"
     axes.errorbar(at, test, yerr=errors, color=ORANGE, marker="o", capsize=3, label=label)
     axes.axhline(untrained, color=GREY, linestyle=":", linewidth=1, label="untrained")
-    axes.set(xlabel="round t", ylabel=metric, title=title)
-    axes.legend(frameon=False)
-    return save_figure(figure, axes, path)
 
 
 def save_figure(figure: Figure, axes: Axes, path: Path) -> Path:
