@@ -1,6 +1,10 @@
-import pytest
-import torch
-from hypothesis import settings
+from obbo_lightning.threads import bound_spinning
+
+bound_spinning()  # before torch is imported: two workers and what they start share the cores
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 settings.register_profile("project", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("project")

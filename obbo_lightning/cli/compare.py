@@ -26,6 +26,7 @@ def run(arguments: list[str]) -> int:
     flags.add_argument("--slurm", type=Path)
     flags.add_argument("--output", type=Path, default=Path("runs/compare"))
     flags.add_argument("--dry_run", action="store_true")
+    flags.add_argument("--measure", action="store_true")
     asked, rest = flags.parse_known_args(arguments)
     _require_launcher(asked)
     console, jobs = Console(), asked.jobs or 1
@@ -33,7 +34,7 @@ def run(arguments: list[str]) -> int:
     grid = read_grid(find_config(asked.config, "compare"), _settings(rest))
     root = asked.output / grid.name
     if asked.dry_run:
-        _print_plan(grid, root, request, jobs, console)
+        _print_plan(grid, root, request, jobs if asked.measure else None, console)
         return 0
     launcher: compare.Launcher = LocalLauncher(jobs)
     if asked.slurm:
@@ -62,24 +63,29 @@ def _settings(arguments: list[str]) -> Settings:
     return found.settings
 
 
-def _print_plan(grid: Grid, root: Path, request: dict[str, object], jobs: int, console: Console) -> None:
-    """What would be played, and for how long."""
+def _print_plan(grid: Grid, root: Path, request: dict[str, object], jobs: int | None, console: Console) -> None:
+    """What would be played; and with ``jobs`` for how long, which needs the data and is measured."""
     waiting = [cell for cell in grid.cells if not (root / cell.name / "summary.json").is_file()]
     for cell in grid.cells:
         state = f"{cell.settings['rounds']} rounds" if cell in waiting else "finished"
         console.print(f"{cell.name}: {state}", soft_wrap=True, highlight=False)
-    how = f"as Slurm jobs with {', '.join(f'{k}: {v}' for k, v in request.items())}"
-    if not request:
+    how = "; --measure plays a round of each kind, and says how long that is"
+    if request:
+        how = f" as Slurm jobs with {', '.join(f'{k}: {v}' for k, v in request.items())}"
+    elif jobs:
         from obbo_lightning.experiments.estimate import estimate_seconds
 
-        how = f"about {estimate_seconds(waiting, jobs) / 60:.1f} minutes with --jobs {jobs}"
-    console.print(f"{len(waiting)} of {len(grid.cells)} cells to play, {how}", soft_wrap=True)
+        how = f", about {estimate_seconds(waiting, jobs) / 60:.1f} minutes with --jobs {jobs}"
+    rounds = sum(cell.settings["rounds"] for cell in waiting)
+    console.print(f"{len(waiting)} of {len(grid.cells)} cells to play, {rounds:,} rounds{how}", soft_wrap=True)
 
 
 def _require_launcher(asked: argparse.Namespace) -> None:
     """Each launcher has its own flag, and none of the other's."""
     if asked.launcher not in ("local", "slurm"):
         raise ValueError(f"--launcher must be one of local, slurm, got {asked.launcher!r}")
+    if asked.measure and not (asked.dry_run and asked.launcher == "local"):
+        raise ValueError("--measure needs --dry_run, and measures this machine: --launcher local")
     if asked.jobs is not None and asked.jobs < 1:
         raise ValueError(f"--jobs must be an integer of at least 1, got {asked.jobs}")
     if asked.launcher == "slurm" and not asked.slurm:

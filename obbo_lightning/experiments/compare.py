@@ -72,10 +72,14 @@ def prepare(grid: Grid, root: Path) -> list[RunDirectory]:
 def _has_settings(run: RunDirectory, settings: Settings) -> bool:
     """Whether a cell was begun with these; those of an earlier version are completed first.
 
-    A file of a part that has changed since is another matter: whoever plays the cell says so.
+    A file of a part that has changed since is another matter: whoever plays the cell says so. A cell that was begun has
+    the threads that it was begun with.
     """
-    begun, wanted = ({**s, "sources": None} for s in (read_settings(run), yaml.safe_load(yaml.safe_dump(settings))))
-    return begun == wanted or {**complete({**begun, "sources": settings.get("sources")}), "sources": None} == wanted
+    begun, wanted = read_settings(run), yaml.safe_load(yaml.safe_dump(settings))
+    left_out: Settings = {"sources": None, **({"threads": None} if wanted["threads"] == "auto" else {})}
+    if {**begun, **left_out} == {**wanted, **left_out}:
+        return True
+    return {**complete({**begun, "sources": settings.get("sources")}), **left_out} == {**wanted, **left_out}
 
 
 def run_cells(

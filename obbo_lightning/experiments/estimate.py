@@ -13,21 +13,22 @@ from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.rounds import play
 from obbo_lightning.experiments.grid import Cell
 from obbo_lightning.settings.files import Settings
+from obbo_lightning.threads import share_of_cores
 from obbo_lightning.training.run import build
 
 
 def estimate_seconds(cells: Sequence[Cell], jobs: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """How long the cells will take: one round and one evaluation of each kind are measured now and counted up."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    share = {"threads": share_of_cores(jobs)}
     known: dict[str, float] = {}
     total = 0.0
     for cell in cells:
         kind = yaml.safe_dump({k: v for k, v in cell.settings.items() if k != "seed"})
         if kind not in known:
-            known[kind] = _measure(cell.settings, clock)
+            known[kind] = _measure({**cell.settings, **(share if cell.settings["threads"] == "auto" else {})}, clock)
         total += known[kind]
-    torch.set_num_threads(threads)
+    torch.set_num_threads(before)
     return total / jobs
 
 

@@ -13,16 +13,18 @@ from typing import IO, cast
 from obbo_lightning.experiments.grid import Cell
 from obbo_lightning.experiments.logs import LOG, last_line, read_log
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.threads import share_of_cores
 
 
 class LocalLauncher:
-    """Workers of this machine, ``jobs`` at a time, one thread each; a free one gets the next cell.
+    """Workers of this machine, ``jobs`` at a time, which share its cores; a free one gets the next cell.
 
     A worker that dies fails its cell and no other: the next cell gets a new worker.
     """
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
+        self._threads = share_of_cores(jobs)
         self._waiting: deque[RunDirectory] = deque()
         self._workers: list[_Worker] = []
         self._deaths: dict[RunDirectory, str] = {}
@@ -38,7 +40,7 @@ class LocalLauncher:
                 self._workers.remove(worker)
                 self._deaths[worker.run] = worker.end()
         while self._waiting and len(self._workers) < self._jobs:
-            self._workers.append(_Worker(self._waiting.popleft()))
+            self._workers.append(_Worker(self._waiting.popleft(), self._threads))
         return bool(self._workers)
 
     def wait(self, seconds: float) -> None:
@@ -69,7 +71,7 @@ class _Worker:
         serves: whether it can take another one.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, threads: int) -> None:
         with (run.path / LOG).open("a") as log:  # of what it says before it is in a cell
             self.process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "obbo_lightning.experiments.worker"],
@@ -77,7 +79,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
                 start_new_session=True,  # a Ctrl-C reaches it through us
             )
         self._requests, self._answers = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from obbo_lightning.parts import KINDS, part
@@ -82,7 +83,13 @@ def part_class(settings: Settings, path: str) -> type[Any] | None:
 
 def accepted_settings(path: str, name: str) -> set[str]:
     """What the part ``name`` can be given."""
-    return set(inspect.signature(_named(path, name)).parameters)
+    named: Any = _named(path, name)
+    return _parameters(named)
+
+
+@cache
+def _parameters(cls: Any) -> set[str]:
+    return set(inspect.signature(cls).parameters)
 
 
 def _named(path: str, name: Any) -> type[Any]:

@@ -1,5 +1,6 @@
 """What settings may be: types and keys from the parts that they name; every mistake is one line, before any compute."""
 
+import copy
 import hashlib
 import inspect
 import os
@@ -7,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +26,7 @@ Choose a part by name (--algorithm obbo, --algorithm.geometry burg, --data synth
 result."""
 NOT_NULL = {
     *("experiment", "seed", "rounds", "tasks_per_round", "several_tasks", "output", "logger", "regret_window"),
-    *("on_nonfinite", "workers", "evaluation.every", "evaluation.tasks", "checkpoint.every"),
+    *("on_nonfinite", "workers", "threads", "evaluation.every", "evaluation.tasks", "checkpoint.every"),
     *("algorithm.name", "data.name"),
 }
 
@@ -57,7 +59,9 @@ def check(settings: Settings) -> Namespace:
             raise ConfigError(f"{key} must have a value, got null")
     if not re.fullmatch(r"[\w.-]{1,100}", str(settings.get("experiment", "default"))) or ".." in settings["experiment"]:
         raise ConfigError(f"experiment must be a plain folder name, got {settings['experiment']!r}")
-    checked = parsed(parser, {key: value for key, value in settings.items() if key != "trainer"})
+    given = {key: value for key, value in settings.items() if key != "trainer"}
+    checked = _defaults_of(parser).clone()
+    checked.update(parsed(parser, given, defaults=False))
     _require_all(settings, checked)
     checked.update(check_trainer(settings))
     return checked
@@ -95,18 +99,23 @@ def _suggestion(key: str, known: set[str]) -> str:
 
 def make_parser(settings: Settings) -> ArgumentParser:
     """A typed and documented parser for exactly the parts that ``settings`` names, and for the Trainer."""
-    parser = _run_parser(settings)
+    parser = copy.deepcopy(_run_parser(settings))
     add_trainer(parser)
     return parser
 
 
 def _run_parser(settings: Settings) -> ArgumentParser:
+    """For the parts that settings name; the cells of a grid share their parsers, which take long to make."""
+    decided = frozenset(getattr(part_class(settings, "data"), "decided", ()))
+    return _parser_of(tuple((path, part_class(settings, path)) for path in _used_parts(settings)), decided)
+
+
+@cache
+def _parser_of(parts: tuple[tuple[str, Any], ...], decided: frozenset[str]) -> ArgumentParser:
     usage = "obbo fit [--config FILE] [--KEY VALUE ...] [--print_config] [--help]"
     parser = ArgumentParser(prog="obbo fit", usage=usage, description=HELP, exit_on_error=False, add_help=False)
     _add_run(parser)
-    decided: set[str] = set(getattr(part_class(settings, "data"), "decided", ()))
-    for path in _used_parts(settings):
-        cls: Any = part_class(settings, path)
+    for path, cls in parts:
         names = ", ".join(names_of(PARTS[path]))
         parser.add_argument(f"--{path}.name", type=str | None, help=f"one of {names}, or your own")
         skipped: set[str | int] = {p.rpartition(".")[2] for p in PARTS if p.startswith(f"{path}.")}
@@ -114,6 +123,11 @@ def _run_parser(settings: Settings) -> ArgumentParser:
         add = parser.add_class_arguments if inspect.isclass(cls) else parser.add_function_arguments
         add(cls, path, skip=skipped, fail_untyped=False)
     return parser
+
+
+@cache
+def _defaults_of(parser: ArgumentParser) -> Namespace:
+    return parser.get_defaults()
 
 
 def _add_run(parser: ArgumentParser) -> None:
@@ -130,6 +144,7 @@ def _add_run(parser: ArgumentParser) -> None:
         ("regret_window", int, 10, "w_R, window of the reported regrets"),
         ("on_nonfinite", Literal["raise", "skip"], "raise", "what a non-finite hypergradient does"),
         ("workers", int, 0, "loader processes"),
+        ("threads", int | Literal["auto"], "auto", "threads of a process; auto: its share of the cores it may use"),
         ("evaluation.every", int, 50, "rounds between evaluations"),
         ("evaluation.tasks", int, 100, "test tasks of an evaluation"),
         ("checkpoint.every", int, 25, "rounds between checkpoints"),

@@ -4,9 +4,11 @@ import ast
 import importlib.util
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from obbo_lightning.parts import part
@@ -27,6 +29,7 @@ SET_BY_THE_RUN = {
 }
 
 
+@cache
 def trainer_keys() -> list[str]:
     """The arguments of Lightning's Trainer, read from its file: to import it takes seconds, and a wrong key none."""
     spec = importlib.util.find_spec("lightning")
@@ -49,9 +52,15 @@ def check_trainer(settings: Settings) -> Namespace:
             raise ConfigError(f"trainer.{key} cannot be set for an online run, got {value!r}: {instead}")
     for entry in callback_entries(settings):
         _check_callback(entry)
+    return _typed(yaml.safe_dump(given))
+
+
+@cache
+def _typed(given: str) -> Namespace:
+    """The cells of a grid ask for the same Trainer, which has more arguments than all the rest of a run."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     add_trainer(parser)
-    return parsed(parser, {"trainer": given})
+    return parsed(parser, {"trainer": yaml.safe_load(given)})
 
 
 def add_trainer(parser: ArgumentParser) -> None:
@@ -94,10 +103,10 @@ def _check_callback(entry: Settings) -> None:
         raise ConfigError(f"trainer.callbacks: {str(refusal).removeprefix('callback.')}") from None
 
 
-def parsed(parser: ArgumentParser, settings: Settings) -> Namespace:
-    """Checked by a parser; a mistake is one line that names its key."""
+def parsed(parser: ArgumentParser, settings: Settings, defaults: bool = True) -> Namespace:
+    """Checked by a parser, with or without its defaults; a mistake is one line that names its key."""
     try:
-        return parser.parse_object(settings)
+        return parser.parse_object(settings, defaults=defaults)
     except (ArgumentError, TypeError) as error:
         text = " ".join(str(error).split())
         raise ConfigError(re.sub(r'^Parser key "([^"]+)":', r"\1:", text)) from None

@@ -1,5 +1,6 @@
 """Several processes that share a round, through Lightning's strategies."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,16 @@ from obbo_lightning.core.share import Share, lanes_of
 def is_first() -> bool:
     """Whether this process is rank 0, which alone writes and speaks; known before there is a trainer."""
     return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def local_processes(devices: Any) -> int:
+    """How many processes of this machine share a run, before there is a trainer: ``trainer.devices``, or torchrun's.
+
+    >>> local_processes(2), local_processes([0, 3]), local_processes("auto")
+    (2, 2, 1)
+    """
+    asked = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdecimal() else 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or max(1, asked)
 
 
 def slots_of(rank: int, ranks: int, tasks_per_round: int) -> range:

@@ -15,6 +15,7 @@ from obbo_lightning.core.validation import at_least
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import RoundTable
 from obbo_lightning.training.checkpoints import save_checkpoint
+from obbo_lightning.training.clock import RoundClock
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import Ranks
 from obbo_lightning.training.rows import Row, columns_of
@@ -53,7 +54,7 @@ class Recorder(Checkpoint):
         self.oracle_calls = 0
         self.signals = StopSignals()
         self._born = time.perf_counter()
-        self._began = 0.0
+        self._clock = RoundClock()
         self._ended = False
         self._after_validation = 0  # the signal, or −1 for none, of a checkpoint that waits for a validation
 
@@ -84,7 +85,7 @@ class Recorder(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Start the clock."""
-        self._began = time.perf_counter()
+        self._clock.begin()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -96,7 +97,7 @@ class Recorder(Checkpoint):
         last = rounds >= _planned(trainer)
         stop = _ranks(module).any(self.signals.came, module.device)
         self.signals.rounds = rounds
-        self.clock = {"round": rounds, "seconds": time.perf_counter() - self._began}
+        self.clock = {"round": rounds, "seconds": self._clock.end(module.device.type == "cpu")}
         self.row = dict(module.row)
         if rounds % self.evaluate_every == 0 or last:
             self._test(module)

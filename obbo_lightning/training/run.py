@@ -25,6 +25,7 @@ from obbo_lightning.settings.files import Settings
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.streams.stream import Stream
 from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.threads import take_threads
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 from obbo_lightning.training.datamodule import StreamDataModule
@@ -32,7 +33,7 @@ from obbo_lightning.training.lanes import LaneRecorder
 from obbo_lightning.training.loggers import finish_logger, make_logger
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.progress import RoundProgress
-from obbo_lightning.training.ranks import is_first, lost_a_rank
+from obbo_lightning.training.ranks import is_first, local_processes, lost_a_rank
 from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.signals import Stopped
 from obbo_lightning.training.trainer import make_trainer, require_trainer
@@ -47,8 +48,9 @@ class Parts(NamedTuple):
 
 
 def build(settings: Settings) -> Parts:
-    """The module and its data; refuses whatever is impossible."""
+    """The module and its data; refuses whatever is impossible. Settings get the number of threads that is used."""
     keep_freed_memory()
+    settings["threads"] = take_threads(settings["threads"], local_processes(settings["trainer"]["devices"]))
     stream = build_stream(settings)
     problem = build_problem(settings, stream)
     module = OnlineBilevelModule(

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -10,9 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import ArgumentParser
 
 from obbo_lightning import cli
+from obbo_lightning.experiments.compare import prepare
 from obbo_lightning.experiments.grid import Grid, read_grid
+from obbo_lightning.runs.earlier import read_settings
+from obbo_lightning.settings import schema
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRID = {
@@ -142,6 +147,8 @@ def test_the_comparisons_that_we_ship_are_complete(path):
         ({"base": "quadratics"}, [], "quadratic"),
         ({}, ["--print_config"], "compare takes settings and its own flags, got --print_config"),
         ({}, ["--algorithm.clipp", "3"], "algorithm.clip"),
+        ({}, ["--measure"], "--measure needs --dry_run"),
+        ({"grid": {"seed": [0, "one"]}}, [], "seed"),
         ({}, ["--jobs", "0"], "--jobs must be an integer of at least 1, got 0"),
         ({}, ["--jobs"], "argument --jobs: expected one argument"),
         ({}, ["--jobs", "two"], "argument --jobs: invalid int value: 'two'"),
@@ -164,13 +171,44 @@ def test_compare_needs_its_config(capsys):
     assert "the following arguments are required: --config" in capsys.readouterr().err
 
 
-def test_a_plan_is_printed_with_its_time_and_nothing_is_made(tmp_path, capsys):
-    path = write(tmp_path / "grid.yaml")
+def test_a_plan_is_printed_without_data_and_nothing_is_made(tmp_path, capsys):
+    data = {"prices": str(tmp_path / "nowhere.csv"), "events": str(tmp_path / "nothing.csv")}
+    path = write(tmp_path / "grid.yaml", settings={**GRID["settings"], "data": {**GRID["settings"]["data"], **data}})
     assert cli.main(["compare", "--config", path, "--dry_run", "--output", str(tmp_path / "runs")]) == 0
     output = capsys.readouterr().out
     assert "obbo-window_3-start_0.5: 20 rounds" in output
-    assert "6 of 6 cells to play, about" in output
+    assert "6 of 6 cells to play, 120 rounds; --measure" in output
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_time_of_a_plan_is_measured_where_that_is_asked_for(tmp_path, capsys):
+    path = write(tmp_path / "grid.yaml")
+    plan = ["compare", "--config", path, "--dry_run", "--measure", "--jobs", "2", "--output", str(tmp_path / "runs")]
+    assert cli.main(plan) == 0
+    assert re.search(r"6 of 6 cells to play, 120 rounds, about \d+\.\d minutes with --jobs 2", capsys.readouterr().out)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_of_many_cells_makes_the_parser_of_its_parts_once(tmp_path, monkeypatch):
+    """Making one takes longer than reading a cell with it: 162 cells took 45 seconds."""
+    made = []
+    monkeypatch.setattr(schema, "ArgumentParser", lambda **kw: made.append(kw) or ArgumentParser(**kw))
+    schema._parser_of.cache_clear()
+    grid = {"algorithm": ["obbo", "adam"], "algorithm.window": [1, 3], "seed": list(range(20))}
+    assert len(read_grid(Path(write(tmp_path / "grid.yaml", grid=grid))).cells) == 60
+    assert len(made) == 2
+
+
+def test_a_cell_that_was_begun_keeps_its_threads(tmp_path):
+    grid = read_grid(Path(write(tmp_path / "grid.yaml", grid={"seed": [0]})))
+    (run,) = prepare(grid, tmp_path / "runs")
+    begun = {**read_settings(run), "threads": 7}
+    run.config.write_text(yaml.safe_dump(begun))
+    prepare(grid, tmp_path / "runs")
+    assert read_settings(run)["threads"] == 7
+    asked = read_grid(tmp_path / "grid.yaml", {"threads": 3})
+    with pytest.raises(ValueError, match="begun with other settings"):
+        prepare(asked, tmp_path / "runs")
 
 
 def tables(root):

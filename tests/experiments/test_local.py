@@ -155,13 +155,17 @@ def test_a_worker_that_cannot_start_says_why_in_the_log(tmp_path):
     assert played(runs, jobs=1) == dict.fromkeys("ab", "SystemExit: no torch here")
 
 
-def test_workers_have_one_thread_each(tmp_path):
+@pytest.mark.parametrize(("jobs", "each"), [(1, "5"), (2, "2"), (9, "1")])
+def test_workers_share_the_cores(jobs, each, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("obbo_lightning.threads._torch_began_with", lambda: 5)
+    monkeypatch.setattr("obbo_lightning.threads.usable_cores", lambda: 6)
     threads = (
         "import os\n(directory / 'threads').write_text(os.environ['OMP_NUM_THREADS'] + os.environ['MKL_NUM_THREADS'])"
     )
     (run,) = made(tmp_path, a=threads)
-    assert played([run], jobs=1) == {}
-    assert (run.path / "threads").read_text() == "11"
+    assert played([run], jobs=jobs) == {}
+    assert (run.path / "threads").read_text() == each + each
 
 
 def test_stopping_saves_what_is_played_starts_nothing_and_leaves_nothing_running(tmp_path):

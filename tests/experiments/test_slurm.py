@@ -133,7 +133,10 @@ def test_a_plan_needs_no_slurm(tmp_path, capsys, monkeypatch):
     assert cli.main(["compare", *write(tmp_path), "--dry_run"]) == 0
     output = capsys.readouterr().out
     assert "adam-seed_1: 20 rounds" in output
-    assert "4 of 4 cells to play, as Slurm jobs with cpus_per_task: 1, partition: small, time: 5, mem: 1G" in output
+    assert (
+        "4 of 4 cells to play, 80 rounds as Slurm jobs with cpus_per_task: 1, partition: small, time: 5, mem: 1G"
+        in output
+    )
     assert not (tmp_path / "runs").exists()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+import yaml
 from toy import SIX
 
 from obbo_lightning import cli, online
@@ -387,3 +388,20 @@ def test_shutil_copy_of_a_run_resumes_too(tiny):
     shutil.copytree(path, moved)
     assert cli.main(["resume", str(moved)]) == 0
     assert RunDirectory(moved).finished
+
+
+def test_threads_are_recorded_and_a_resume_has_them_again(tiny):
+    try:
+        assert yaml.safe_load(fit([*tiny, "--rounds", "1"], "usual").config.read_text())["threads"] == 1  # conftest's
+        path = crashed_run([*tiny, "--threads", "2"])
+        torch.set_num_threads(1)
+        assert cli.main(["resume", str(path)]) == 0
+        assert torch.get_num_threads() == yaml.safe_load((path / "config.yaml").read_text())["threads"] == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_number_of_threads_that_cannot_be_is_refused(tiny, capsys):
+    assert cli.main(["fit", *tiny, "--threads", "0"]) == 2
+    assert capsys.readouterr().err == "obbo: threads must be auto, or an integer of at least 1, got 0\n"
+    assert not Path("runs").exists()
