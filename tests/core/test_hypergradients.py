@@ -254,7 +254,7 @@ class Rows(Problem):
 
 
 def test_neumann_mean_over_many_draws_is_the_truncated_series():
-    problem, smoothness, terms, draws = Rows(), 2.0, 4, 20_000
+    problem, smoothness, terms, draws = Rows(), 2.0, 4, 8_000
     outer = inner = torch.ones(1, 1, dtype=F64)
     a = problem.curvature
     # ∇_λ f − ∇²_λβ g (1/ℓ) Σ_{j<m} (1 − E a/ℓ)^j ∇_β f, every factor with its own mean

@@ -118,7 +118,7 @@ def free_port():
 
 
 def test_two_processes_see_the_regret_of_all_lanes(vectors, tmp_path):
-    mp.spawn(in_one_process, args=(free_port(), vectors, 5, str(tmp_path)), nprocs=2)
+    mp.start_processes(in_one_process, (free_port(), vectors, 5, str(tmp_path)), nprocs=2, start_method="fork")
     for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt")
         assert np.allclose(found.numpy(), by_hand(vectors.numpy(), 5), rtol=1e-13)

@@ -4,14 +4,13 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
+from processes import Forked
 
 from obbo_lightning import cli
 from obbo_lightning.experiments.compare import prepare
@@ -271,18 +270,17 @@ def rounds_played(root):
 
 @pytest.mark.slow
 def test_killed_twice_the_tables_are_those_of_an_undisturbed_comparison(finished, tmp_path):
-    command = [sys.executable, "-m", "obbo_lightning", "compare", "--config", str(finished / "grid.yaml")]
-    command += ["--jobs", "2", "--output", str(tmp_path / "runs")]
+    command = ["compare", "--config", str(finished / "grid.yaml"), "--jobs", "2", "--output", str(tmp_path / "runs")]
     rng = random.Random(0)
     for _ in range(2):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        process = Forked(tmp_path, *command)
         enough = rounds_played(tmp_path) + rng.randint(5, 45)
         wait_for(lambda enough=enough: rounds_played(tmp_path) >= enough)
         workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         for pid in (*workers, process.pid):  # compare and its cells, all at once
             os.kill(int(pid), signal.SIGKILL)
         process.wait()
-    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
+    assert cli.main(command) == 0
     assert tables(tmp_path / "runs") == tables(finished / "runs")
     for root, output in ((tmp_path / "runs", "disturbed"), (finished / "runs", "undisturbed")):
         assert cli.main(["report", str(root / "small"), "--output", str(tmp_path / output)]) == 0
@@ -293,14 +291,12 @@ def test_killed_twice_the_tables_are_those_of_an_undisturbed_comparison(finished
 
 @pytest.mark.slow
 def test_a_signal_stops_the_cells_and_the_same_command_goes_on(finished, tmp_path):
-    command = [sys.executable, "-m", "obbo_lightning", "compare", "--config", str(finished / "grid.yaml")]
-    command += ["--output", str(tmp_path / "runs"), "--jobs", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = ["compare", "--config", str(finished / "grid.yaml"), "--jobs", "1", "--output", str(tmp_path / "runs")]
+    process = Forked(tmp_path, *command)
     wait_for(lambda: rounds_played(tmp_path) > 3)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "the same command goes on" in error
+    assert process.wait() == 130
+    assert "the same command goes on" in process.said()
     assert 0 < len(list((tmp_path / "runs").rglob("checkpoints/*.ckpt"))) < 6 * 4
-    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
+    assert cli.main(command) == 0
     assert tables(tmp_path / "runs") == tables(finished / "runs")
