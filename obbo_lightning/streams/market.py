@@ -54,7 +54,8 @@ class MarketStream(Stream):
     the last ``subset`` of them are fitted and the ``horizon`` next ones forecast.
 
     Args:
-        prices: parquet or CSV with columns ticker, timestamp, close; None simulates some.
+        prices: parquet or CSV with columns ticker, timestamp, close, or a folder of them; without a ticker column the
+            ticker is the file's name; None simulates some.
         events: parquet or CSV with columns ticker, timestamp; ``auto`` finds jumps in the prices.
         subset: observations of a round.
         subsets: rounds.
@@ -69,6 +70,8 @@ class MarketStream(Stream):
         lookback: of ``auto``: bars that the deviation is taken from.
         gap: of ``auto``: least bars between two events of a ticker.
         seed: of the random validation and of simulated prices.
+        columns: what ticker, timestamp and close are called in the files, ``timestamp=Date,close=Close`` or a mapping;
+            Date, Datetime, Time, Symbol and Close, in any case, are found without it.
     """
 
     metric = Metric("mse", higher_is_better=False)
@@ -93,6 +96,7 @@ class MarketStream(Stream):
         lookback: int = 500,
         gap: int = 130,
         seed: int = 0,
+        columns: dict[str, str] | str | None = None,
     ) -> None:
         at_least("data.subset", subset, 4)
         at_least("data.lookback", lookback, 2)
@@ -108,10 +112,11 @@ class MarketStream(Stream):
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
             table, named = simulate_market(SIMULATED, before, horizon, seed)
         elif events == "auto":
-            table = read_prices(Path(prices).expanduser())
+            table = read_prices(Path(prices).expanduser(), columns)
             table, named = same_clock(table, detect_events(table, threshold, lookback, gap, before, horizon))
         else:
-            table, named = same_clock(read_prices(Path(prices).expanduser()), read_events(Path(events).expanduser()))
+            table = read_prices(Path(prices).expanduser(), columns)
+            table, named = same_clock(table, read_events(Path(events).expanduser(), columns))
         source = prices or "simulated prices"
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
