@@ -14,8 +14,8 @@ from obbo_lightning.core.validation import at_least, one_of, positive
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
 from obbo_lightning.streams.market_data import (
     BadEvent,
-    cut_event,
     detect_events,
+    find_bar,
     name_moment,
     read_events,
     read_prices,
@@ -59,7 +59,7 @@ class MarketStream(Stream):
         events: parquet or CSV with columns ticker, timestamp; ``auto`` finds jumps in the prices.
         subset: observations of a round.
         subsets: rounds.
-        horizon: observations to forecast.
+        horizon: observations after the event, to judge the forecast on; 0 where there are none yet.
         validation: ``stride`` takes every fifth observation, ``random`` a fifth of the interior ones, by the seed.
         stride: one in how many is for validation.
         offset: the first of them, with ``stride``.
@@ -100,8 +100,8 @@ class MarketStream(Stream):
     ) -> None:
         at_least("data.subset", subset, 4)
         at_least("data.lookback", lookback, 2)
-        for name, value in (("subsets", subsets), ("horizon", horizon), ("gap", gap)):
-            at_least(f"data.{name}", value, 1)
+        for name, value, least in (("subsets", subsets, 1), ("horizon", horizon, 0), ("gap", gap, 1)):
+            at_least(f"data.{name}", value, least)
         positive("data.threshold", threshold)
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
@@ -125,8 +125,10 @@ class MarketStream(Stream):
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
         self.train = RollingSubsets(values, training, subsets)
         self.validation = RollingSubsets(values[subsets:], training, 1)
-        self.test = RollingSubsets(values[subsets:], torch.arange(subset + horizon) < subset, 1)
-        self.lanes = chosen.with_columns(naive_mse=pl.Series(_naive(self.test[0]).tolist()))
+        self.lanes = chosen
+        if horizon:
+            self.test = RollingSubsets(values[subsets:], torch.arange(subset + horizon) < subset, 1)
+            self.lanes = chosen.with_columns(naive_mse=pl.Series(_naive(self.test[0]).tolist()))
 
     def start(self, problem: Problem, seed: int) -> Tensor:
         """λ_1, the same for every event."""
@@ -158,7 +160,7 @@ def _cut_all(
     seen: dict[tuple[str, np.datetime64], int] = {}
     times = events["timestamp"].to_numpy()
     for i, (row, ticker) in enumerate(events.select("row", "ticker").iter_rows()):
-        found = cut_event(series.get(ticker), times[i], before, after)
+        found = find_bar(series.get(ticker), times[i], before, after)
         if (ticker, times[i]) in seen:
             found = f"must occur once, and is in row {seen[ticker, times[i]]} too"
         seen.setdefault((ticker, times[i]), row)
@@ -167,7 +169,7 @@ def _cut_all(
             if on_bad_event == "raise":
                 raise ValueError(f"{bad[-1]} (data.on_bad_event skip leaves it out)")
         else:
-            columns.append(found)
+            columns.append(series[ticker].prices[found + 1 - before : found + 1 + after])
             kept.append(i)
     if not kept:
         raise ValueError(f"data.events must leave at least one event that can be used; {bad[0]}")

@@ -171,8 +171,8 @@ def _series(part: pl.DataFrame, source: str, ticker: str) -> Series:
     return Series(times, closes, fault)
 
 
-def cut_event(series: Series | None, when: np.datetime64, before: int, after: int) -> NDArray[np.float64] | str:
-    """The ``before`` prices up to and including the event's bar and the ``after`` ones behind it, or what is wrong.
+def find_bar(series: Series | None, when: np.datetime64, before: int, after: int) -> int | str:
+    """The place of the event's bar, with ``before`` prices up to it and ``after`` behind it, or what is wrong.
 
     The event's bar is the last one that is not later than the event.
     """
@@ -188,7 +188,7 @@ def cut_event(series: Series | None, when: np.datetime64, before: int, after: in
         return f"must have {before} prices up to it, and has {bar + 1}"
     if len(series.prices) - bar - 1 < after:
         return f"must have {after} prices after it, and has {len(series.prices) - bar - 1}"
-    return series.prices[bar + 1 - before : bar + 1 + after]
+    return bar
 
 
 def detect_events(
