@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -42,7 +43,7 @@ def run(arguments: list[str]) -> int:
 def _table(found: Forecast) -> Table:
     events, bars = found.events, int(found.curves["step"].to_numpy().max())
     table = Table(title=f"forecast of {bars} bars after {len(events)} events", show_header=False)
-    low, middle, high = (events["weight"].quantile(q, "linear") for q in (0, 0.5, 1))
+    low, middle, high = np.quantile(events["weight"].to_numpy(), (0, 0.5, 1))
     table.add_row("λ: smallest, median, largest", f"{low:.3g}, {middle:.3g}, {high:.3g}")
     judged = events.drop_nulls("mse")
     if judged.is_empty():
@@ -50,8 +51,8 @@ def _table(found: Forecast) -> Table:
         return table
     table.add_row("bars that are known already", f"{events['bars_known'].sum()} of {bars * len(events)}")
     for name, column in (("spline", "mse"), ("last value", "last_value_mse")):
-        mean, median = judged[column].mean(), judged[column].median()
-        table.add_row(f"{name}: mse, standardised", f"mean {mean:.4f}, median {median:.4f}")
+        errors = judged[column].to_numpy()
+        table.add_row(f"{name}: mse, standardised", f"mean {errors.mean():.4f}, median {np.median(errors):.4f}")
     better = int((judged["mse"] < judged["last_value_mse"]).sum())
     worse = int((judged["mse"] > judged["last_value_mse"]).sum())
     table.add_row("events where the spline is better / worse", f"{better} / {worse}")

@@ -32,7 +32,7 @@ def write_forecast(found: Forecast, path: Path) -> list[Path]:
 
 
 def draw_forecast(found: Forecast, name: str = "forecast", shown: int = SHOWN) -> Drawing:
-    """A few events, from the smallest λ to the largest: observed, fitted, forecast by the spline and by the last value."""
+    """A few events, from the smallest λ to the largest: observed, fitted, and forecast in both ways."""
     order = found.events["weight"].arg_sort().to_numpy()
     chosen = order[np.unique(np.linspace(0, len(order) - 1, min(shown, len(order))).round().astype(int))]
     columns = min(2, len(chosen))
@@ -43,7 +43,8 @@ def draw_forecast(found: Forecast, name: str = "forecast", shown: int = SHOWN) -
         _draw_event(axes, found.curves.filter(mine), event)
     for axes in panels[len(chosen) :]:
         axes.set_visible(False)
-    figure.supxlabel("bars after the event", fontsize="small")
+    for axes in panels[max(0, len(chosen) - columns) : len(chosen)]:
+        axes.set_xlabel("bars after the event", fontsize="small")
     figure.supylabel("price", fontsize="small")
     caption = "From the smallest λ to the largest. Beyond the last bar the spline is constant. Dotted: the event."
     which = "all" if len(chosen) == len(order) else f"{len(chosen)} of {len(order)}"
@@ -54,10 +55,8 @@ def _draw_event(axes: Axes, curve: pl.DataFrame, event: dict[str, object]) -> No
     bars = int(curve["step"].to_numpy()[-1])
     seen = curve.filter(pl.col("step") > -max(30, bars))  # as much of the past as of the future
     step, past = seen["step"].to_numpy(), seen["step"].to_numpy() <= 0
-    actual, fitted, ahead, last = (
-        seen[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
-        for name in ("actual", "fitted", "forecast", "last_value")
-    )
+    names = ("actual", "fitted", "forecast", "last_value")
+    actual, fitted, ahead, last = (seen[name].fill_null(np.nan).to_numpy() for name in names)
     axes.plot(step[past], actual[past], ".", color=OBSERVED, markersize=2.5, label="observed")
     axes.plot(step, fitted, color=SPLINE, linewidth=1, label="fitted")
     axes.plot(step, ahead, color=SPLINE, linewidth=2, label="spline's forecast")
