@@ -49,8 +49,8 @@ def events_of(run: RunDirectory, checkpoint: Path | None) -> pl.DataFrame:
     if not agree:
         raise ValueError(f"{run.events} must be of the same events as {run.lanes.name}, and is not")
     # A checkpoint has the regrets that lanes.npz has: it is of this run, or of one that is the same bit for bit.
-    seen = state["callbacks"].get("LaneRecorder", {"rounds": [], "regret": [], "latest": None})
-    remembered = [*zip(seen["rounds"], seen["regret"], strict=True), *([seen["latest"]] if seen["latest"] else [])]
+    seen = state["callbacks"].get("LaneRecorder", {"rounds": [], "regret": []})
+    remembered = [*zip(seen["rounds"], seen["regret"], strict=True), *filter(None, [seen.get("latest")])]
     outer = state["state_dict"]["outer"].double()
     strange = [t for t, regret in remembered if t in kept and not np.array_equal(kept[t], regret.numpy())]
     if strange or outer.shape != (len(events), 1):
