@@ -12,6 +12,7 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of, positive
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
+from obbo_lightning.streams.columns import Columns
 from obbo_lightning.streams.market_data import (
     BadEvent,
     detect_events,
@@ -111,12 +112,8 @@ class MarketStream(Stream):
             if events != "auto":
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
             table, named = simulate_market(SIMULATED, before, horizon, seed)
-        elif events == "auto":
-            table = read_prices(Path(prices).expanduser(), columns)
-            table, named = same_clock(table, detect_events(table, threshold, lookback, gap, before, horizon))
         else:
-            table = read_prices(Path(prices).expanduser(), columns)
-            table, named = same_clock(table, read_events(Path(events).expanduser(), columns))
+            table, named = _read_both(prices, events, columns, (threshold, lookback, gap, before, horizon))
         source = prices or "simulated prices"
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
@@ -149,6 +146,15 @@ def training_mask(subset: int, validation: str, stride: int, offset: int, seed: 
     generator = torch.Generator().manual_seed(derive_seed(seed, "validation"))
     held = 1 + torch.randperm(subset - 2, generator=generator)[: subset // stride]
     return ~torch.isin(place, held)
+
+
+def _read_both(
+    prices: str, events: str, columns: Columns, jumps: tuple[float, int, int, int, int]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Prices and events on one clock; ``jumps`` are what `detect_events` takes."""
+    table = read_prices(Path(prices).expanduser(), columns)
+    named = detect_events(table, *jumps) if events == "auto" else read_events(Path(events).expanduser(), columns)
+    return same_clock(table, named)
 
 
 def _cut_all(
