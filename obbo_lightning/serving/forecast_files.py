@@ -48,7 +48,9 @@ def draw_forecast(found: Forecast, name: str = "forecast", shown: int = SHOWN) -
     figure.supylabel("price", fontsize="small")
     caption = "From the smallest λ to the largest. Beyond the last bar the spline is constant. Dotted: the event."
     which = "all" if len(chosen) == len(order) else f"{len(chosen)} of {len(order)}"
-    return finish(figure, panels[0], name, caption, f"Forecast, {which} events by their λ; RMSE: spline / last value")
+    known = int(found.events[chosen]["bars_known"].arg_max() or 0)  # its legend has all that is drawn
+    judged = "; RMSE: spline / last value" if found.events["bars_known"].sum() else ""
+    return finish(figure, panels[known], name, caption, f"Forecast, {which} events by their λ{judged}")
 
 
 def _draw_event(axes: Axes, curve: pl.DataFrame, event: dict[str, object]) -> None:
@@ -61,7 +63,8 @@ def _draw_event(axes: Axes, curve: pl.DataFrame, event: dict[str, object]) -> No
     axes.plot(step, fitted, color=SPLINE, linewidth=1, label="fitted")
     axes.plot(step, ahead, color=SPLINE, linewidth=2, label="spline's forecast")
     axes.plot(step, last, color=LAST, linewidth=1.2, linestyle="--", label="last value")
-    axes.plot(step[~past], actual[~past], ".", color=INK, markersize=2.5, label="actual")
+    if event["bars_known"]:
+        axes.plot(step[~past], actual[~past], ".", color=INK, markersize=2.5, label="actual")
     axes.axvline(0, color=INK, linewidth=1, linestyle=":")
     errors = "" if event["rmse"] is None else f", {event['rmse']:.3g} / {event['last_value_rmse']:.3g}"
     axes.set_title(f"{event['ticker']} {event['event']:%Y-%m-%d}\nλ = {event['weight']:.2g}{errors}", fontsize="small")
