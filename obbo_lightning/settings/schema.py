@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -50,8 +50,9 @@ def check(settings: Settings) -> Namespace:
     """Types and keys, before any compute; and before Lightning is imported, but for the Trainer's own."""
     parser = _run_parser(settings)
     known = {action.dest for action in parser._actions} | {f"trainer.{name}" for name in trainer_keys()}
+    mappings = tuple(f"{k}." for k in known if k.startswith("trainer.")) + _taking_mappings(parser)
     for key, value in _leaves(settings):
-        if key not in known and not any(key.startswith(f"{k}.") for k in known if k.startswith("trainer.")):
+        if key not in known and not key.startswith(mappings):
             decided = key.rpartition(".")[2] in getattr(part_class(settings, "data"), "decided", ())
             hint = "the tasks decide it" if decided else _suggestion(key, known)
             raise ConfigError(f"unknown key {key!r} (value {value!r}); {hint}")
@@ -65,6 +66,12 @@ def check(settings: Settings) -> Namespace:
     _require_all(settings, checked)
     checked.update(check_trainer(settings))
     return checked
+
+
+def _taking_mappings(parser: ArgumentParser) -> tuple[str, ...]:
+    """What begins with these is not a key of ours: it is in a mapping that a part takes as one argument."""
+    types = {action.dest: getattr(action, "_typehint", None) for action in parser._actions}
+    return tuple(f"{k}." for k, t in types.items() if dict in {get_origin(one) or one for one in (t, *get_args(t))})
 
 
 def _require_all(settings: Settings, checked: Namespace) -> None:

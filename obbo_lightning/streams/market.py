@@ -12,10 +12,11 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of, positive
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
+from obbo_lightning.streams.columns import Columns
 from obbo_lightning.streams.market_data import (
     BadEvent,
-    cut_event,
     detect_events,
+    find_bar,
     name_moment,
     read_events,
     read_prices,
@@ -54,11 +55,12 @@ class MarketStream(Stream):
     the last ``subset`` of them are fitted and the ``horizon`` next ones forecast.
 
     Args:
-        prices: parquet or CSV with columns ticker, timestamp, close; None simulates some.
+        prices: parquet or CSV with columns ticker, timestamp, close, or a folder of them; without a ticker column the
+            ticker is the file's name; None simulates some.
         events: parquet or CSV with columns ticker, timestamp; ``auto`` finds jumps in the prices.
         subset: observations of a round.
         subsets: rounds.
-        horizon: observations to forecast.
+        horizon: observations after the event, to judge the forecast on; 0 where there are none yet.
         validation: ``stride`` takes every fifth observation, ``random`` a fifth of the interior ones, by the seed.
         stride: one in how many is for validation.
         offset: the first of them, with ``stride``.
@@ -69,6 +71,8 @@ class MarketStream(Stream):
         lookback: of ``auto``: bars that the deviation is taken from.
         gap: of ``auto``: least bars between two events of a ticker.
         seed: of the random validation and of simulated prices.
+        columns: what ticker, timestamp and close are called in the files, ``timestamp=Date,close=Close`` or a mapping;
+            Date, Datetime, Time, Symbol and Close, in any case, are found without it.
     """
 
     metric = Metric("mse", higher_is_better=False)
@@ -93,11 +97,12 @@ class MarketStream(Stream):
         lookback: int = 500,
         gap: int = 130,
         seed: int = 0,
+        columns: dict[str, str] | str | None = None,
     ) -> None:
         at_least("data.subset", subset, 4)
         at_least("data.lookback", lookback, 2)
-        for name, value in (("subsets", subsets), ("horizon", horizon), ("gap", gap)):
-            at_least(f"data.{name}", value, 1)
+        for name, value, least in (("subsets", subsets, 1), ("horizon", horizon, 0), ("gap", gap, 1)):
+            at_least(f"data.{name}", value, least)
         positive("data.threshold", threshold)
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
@@ -107,11 +112,8 @@ class MarketStream(Stream):
             if events != "auto":
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
             table, named = simulate_market(SIMULATED, before, horizon, seed)
-        elif events == "auto":
-            table = read_prices(Path(prices).expanduser())
-            table, named = same_clock(table, detect_events(table, threshold, lookback, gap, before, horizon))
         else:
-            table, named = same_clock(read_prices(Path(prices).expanduser()), read_events(Path(events).expanduser()))
+            table, named = _read_both(prices, events, columns, (threshold, lookback, gap, before, horizon))
         source = prices or "simulated prices"
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
@@ -120,8 +122,10 @@ class MarketStream(Stream):
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
         self.train = RollingSubsets(values, training, subsets)
         self.validation = RollingSubsets(values[subsets:], training, 1)
-        self.test = RollingSubsets(values[subsets:], torch.arange(subset + horizon) < subset, 1)
-        self.lanes = chosen.with_columns(naive_mse=pl.Series(_naive(self.test[0]).tolist()))
+        self.lanes = chosen
+        if horizon:
+            self.test = RollingSubsets(values[subsets:], torch.arange(subset + horizon) < subset, 1)
+            self.lanes = chosen.with_columns(naive_mse=pl.Series(_naive(self.test[0]).tolist()))
 
     def start(self, problem: Problem, seed: int) -> Tensor:
         """λ_1, the same for every event."""
@@ -144,6 +148,15 @@ def training_mask(subset: int, validation: str, stride: int, offset: int, seed: 
     return ~torch.isin(place, held)
 
 
+def _read_both(
+    prices: str, events: str, columns: Columns, jumps: tuple[float, int, int, int, int]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Prices and events on one clock; ``jumps`` are what `detect_events` takes."""
+    table = read_prices(Path(prices).expanduser(), columns)
+    named = detect_events(table, *jumps) if events == "auto" else read_events(Path(events).expanduser(), columns)
+    return same_clock(table, named)
+
+
 def _cut_all(
     prices: pl.DataFrame, events: pl.DataFrame, sources: tuple[str, str], before: int, after: int, on_bad_event: str
 ) -> tuple[np.ndarray, pl.DataFrame, list[BadEvent]]:
@@ -153,7 +166,7 @@ def _cut_all(
     seen: dict[tuple[str, np.datetime64], int] = {}
     times = events["timestamp"].to_numpy()
     for i, (row, ticker) in enumerate(events.select("row", "ticker").iter_rows()):
-        found = cut_event(series.get(ticker), times[i], before, after)
+        found = find_bar(series.get(ticker), times[i], before, after)
         if (ticker, times[i]) in seen:
             found = f"must occur once, and is in row {seen[ticker, times[i]]} too"
         seen.setdefault((ticker, times[i]), row)
@@ -162,7 +175,7 @@ def _cut_all(
             if on_bad_event == "raise":
                 raise ValueError(f"{bad[-1]} (data.on_bad_event skip leaves it out)")
         else:
-            columns.append(found)
+            columns.append(series[ticker].prices[found + 1 - before : found + 1 + after])
             kept.append(i)
     if not kept:
         raise ValueError(f"data.events must leave at least one event that can be used; {bad[0]}")

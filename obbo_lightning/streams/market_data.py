@@ -1,6 +1,7 @@
 """Prices and events from files, checked; events found in the prices; prices and events made up."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,9 +10,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from obbo_lightning.core.randomness import derive_seed
+from obbo_lightning.streams.columns import Columns, find_columns, named_columns, require_columns
 
 PRICE_COLUMNS = ("ticker", "timestamp", "close")
 EVENT_COLUMNS = ("ticker", "timestamp")
+FILES = (".csv", ".txt", ".parquet")
+FILE = "a parquet or CSV file"
+PRICES = f"{FILE}, or a folder of them"
 
 
 class BadEvent(NamedTuple):
@@ -35,9 +40,31 @@ class Series(NamedTuple):
     fault: str | None
 
 
-def read_prices(path: Path) -> pl.DataFrame:
-    """A long table of ticker, timestamp and close, with the number of each row in its file."""
-    table = _read(path, "data.prices", PRICE_COLUMNS)
+def read_prices(path: Path, columns: Columns = None) -> pl.DataFrame:
+    """A long table of ticker, timestamp and close, with the number of each row in its file, and the file's name.
+
+    Args:
+        path: a parquet or CSV file, or a folder of them. The ticker is the file's name where no column has it.
+        columns: what ticker, timestamp and close are called in the files, where they are not called so.
+    """
+    named = named_columns(columns)
+    if not path.is_dir():
+        return _prices_of(path, named)
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in FILES and not file.name.startswith("."))
+    if not files:
+        raise ValueError(f"data.prices must be {PRICES}, got {str(path)!r}, which has none ({', '.join(FILES)})")
+    tables = [_prices_of(file, named) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if table.schema["timestamp"] != tables[0].schema["timestamp"]:
+            raise ValueError(f"{file} must have timestamps with a time zone where {files[0].name} has them, or neither")
+    kind = pl.Enum([file.name for file in files])
+    return pl.concat(
+        table.with_columns(file=pl.lit(file.name, dtype=kind)) for file, table in zip(files, tables, strict=True)
+    )
+
+
+def _prices_of(path: Path, named: Mapping[str, str]) -> pl.DataFrame:
+    table = _read(path, "data.prices", PRICE_COLUMNS, named)
     if table.schema["close"] != pl.String and not table.schema["close"].is_numeric():
         raise ValueError(f"{path}: close must be numbers, got {table.schema['close']}")
     # What is no number becomes none, and is named with its row where an event needs it.
@@ -45,32 +72,48 @@ def read_prices(path: Path) -> pl.DataFrame:
     return table.with_columns(close).with_row_index("row", offset=1)
 
 
-def read_events(path: Path) -> pl.DataFrame:
-    """A table of ticker and timestamp, with the number of each row in its file."""
-    return _read(path, "data.events", EVENT_COLUMNS).with_row_index("row", offset=1)
+def read_events(path: Path, columns: Columns = None) -> pl.DataFrame:
+    """A table of ticker and timestamp, with the number of each row in its file.
+
+    Args:
+        path: a parquet or CSV file.
+        columns: those of the prices; events may have them, or the usual ones.
+    """
+    return _read(path, "data.events", EVENT_COLUMNS, named_columns(columns)).with_row_index("row", offset=1)
 
 
-def _read(path: Path, key: str, columns: tuple[str, ...]) -> pl.DataFrame:
+def _read(path: Path, key: str, columns: tuple[str, ...], named: Mapping[str, str]) -> pl.DataFrame:
+    of_prices = key == "data.prices"
     if not path.is_file():
-        raise ValueError(f"{key} must be a parquet or CSV file, got {str(path)!r}, which does not exist")
+        allowed, reason = PRICES if of_prices else FILE, "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"{key} must be {allowed}, got {str(path)!r}, which {reason}")
+    table = _read_any(path)
+    there = table.columns
+    if not of_prices:
+        named = {ours: theirs for ours, theirs in named.items() if theirs in there}
+    found = find_columns(there, columns, named, path)
+    require_columns(found, columns[1:] if of_prices else columns, there, path)
+    if table.is_empty():
+        raise ValueError(f"{path} must have rows, and is empty")
+    ticker = pl.col(found["ticker"]).cast(pl.String) if "ticker" in found else pl.lit(path.stem)
+    table = table.select(ticker.alias("ticker"), *(pl.col(found[name]).alias(name) for name in columns[1:]))
+    read = table.with_columns(_timestamps(table["timestamp"], path))
+    for name, example in (("ticker", "AMD"), ("timestamp", "2021-01-04 or 2021-01-04 09:30:00")):
+        if read[name].null_count():
+            row = int(read[name].is_null().arg_true()[0])
+            column = "" if found[name] == name else f", column {found[name]}"
+            rule = f"{name} must be there and readable, like {example}, got {table[name][row]!r}"
+            raise ValueError(f"{path}{column}, row {row + 1}: {rule}")
+    return read
+
+
+def _read_any(path: Path) -> pl.DataFrame:
     kind = "CSV" if path.suffix.lower() in (".csv", ".txt") else "parquet"
     try:
         # Words first: a ticker 000660 is no number, and a price column may begin with whole numbers.
-        table = pl.read_csv(path, infer_schema=False) if kind == "CSV" else pl.read_parquet(path)
+        return pl.read_csv(path, infer_schema=False) if kind == "CSV" else pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from None
-    missing = [name for name in columns if name not in table.columns]
-    if missing:
-        raise ValueError(f"{path} must have the columns {', '.join(columns)}, and has no {', '.join(missing)}")
-    if table.is_empty():
-        raise ValueError(f"{path} must have rows, and is empty")
-    table = table.select(pl.col("ticker").cast(pl.String), *(pl.col(name) for name in columns[1:]))
-    table = table.with_columns(_timestamps(table["timestamp"], path))
-    for name in ("ticker", "timestamp"):
-        if table[name].null_count():
-            row = int(table[name].is_null().arg_true()[0]) + 1
-            raise ValueError(f"{path}, row {row}: {name} must be there and readable, and is not")
-    return table
 
 
 def _timestamps(found: pl.Series, path: Path) -> pl.Series:
@@ -103,28 +146,33 @@ def series_of(prices: pl.DataFrame, tickers: list[str], source: str) -> dict[str
     """Each ticker's prices in time, with the first fault in them."""
     wanted = prices.filter(pl.col("ticker").is_in(tickers))
     return {
-        str(key[0]): _series(part, f"{source}, ticker {key[0]}")
+        str(key[0]): _series(part, source, f"ticker {key[0]}")
         for key, part in wanted.partition_by("ticker", as_dict=True, include_key=False).items()
     }
 
 
-def _series(part: pl.DataFrame, where: str) -> Series:
+def _series(part: pl.DataFrame, source: str, ticker: str) -> Series:
     times, closes, rows = part["timestamp"].to_numpy(), part["close"].to_numpy(), part["row"].to_numpy()
+
+    def where(place: int) -> str:
+        file = f"{source.rstrip('/')}/{part['file'][place]}" if "file" in part.columns else source
+        return f"{file}, {ticker}, row {rows[place]}"
+
     fault = None
     bad = ~(np.isfinite(closes) & (closes > 0))
     steps = np.diff(times)
     if bad.any():
         first = int(bad.argmax())
-        fault = f"{where}, row {rows[first]}: a price must be a positive number, got {closes[first]}"
+        fault = f"{where(first)}: a price must be a positive number, got {closes[first]}"
     elif (steps <= np.timedelta64(0)).any():
-        first = int((steps <= np.timedelta64(0)).argmax())
-        rule = "occur once" if steps[first] == np.timedelta64(0) else "increase"
-        fault = f"{where}, row {rows[first + 1]}: timestamps must {rule}, got {name_moment(times[first + 1])}"
+        first = int((steps <= np.timedelta64(0)).argmax()) + 1
+        rule = "occur once" if steps[first - 1] == np.timedelta64(0) else "increase"
+        fault = f"{where(first)}: timestamps must {rule}, got {name_moment(times[first])}"
     return Series(times, closes, fault)
 
 
-def cut_event(series: Series | None, when: np.datetime64, before: int, after: int) -> NDArray[np.float64] | str:
-    """The ``before`` prices up to and including the event's bar and the ``after`` ones behind it, or what is wrong.
+def find_bar(series: Series | None, when: np.datetime64, before: int, after: int) -> int | str:
+    """The place of the event's bar, with ``before`` prices up to it and ``after`` behind it, or what is wrong.
 
     The event's bar is the last one that is not later than the event.
     """
@@ -140,7 +188,7 @@ def cut_event(series: Series | None, when: np.datetime64, before: int, after: in
         return f"must have {before} prices up to it, and has {bar + 1}"
     if len(series.prices) - bar - 1 < after:
         return f"must have {after} prices after it, and has {len(series.prices) - bar - 1}"
-    return series.prices[bar + 1 - before : bar + 1 + after]
+    return bar
 
 
 def detect_events(

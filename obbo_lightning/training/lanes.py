@@ -65,7 +65,7 @@ class LaneRecorder(L.Callback):
             **({"weight": outer[:, 0].tolist()} if outer.shape[1] == 1 else {}),
             "regret": self.regret[-1].tolist(),
             "gradient_norm": self.gradient_norm.tolist(),
-            **tested,
+            **{name: scores for name, scores in tested.items() if scores},  # none without test tasks
         }
         self.lanes.with_columns(**{name: pl.Series(values) for name, values in columns.items()}).write_csv(
             self.run.events

@@ -110,6 +110,22 @@ def test_a_command_of_the_documents_is_accepted(words, monkeypatch):
     assert switches <= {"help", "print_config"}
 
 
+def predictions():
+    """Every `predict` of a market run in the documents."""
+    for block in code_blocks((ROOT / "docs" / "experiments" / "market.md").read_text(), "bash"):
+        for line in block.splitlines():
+            if "obbo_lightning predict" in line:
+                yield shlex.split(line.partition("obbo_lightning predict")[2], comments=True)
+
+
+def test_forecasts_of_the_documents_are_accepted():
+    from obbo_lightning.cli.market_forecast import parser
+
+    assert len(list(predictions())) == 3
+    for words in predictions():
+        assert parser().parse_args(words).directory == "RUN_DIR"
+
+
 def test_a_command_with_a_mistake_would_be_noticed():
     from obbo_lightning.settings.layers import read_layers
     from obbo_lightning.settings.schema import complete
