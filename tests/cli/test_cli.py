@@ -15,7 +15,7 @@ from obbo_lightning.runs.directory import RunDirectory
 MISTAKES = {
     "unknown command": (
         ["fitt"],
-        "validate, test, compare, report, dashboard, got 'fitt'; did you mean 'fit'?",
+        f"command must be one of {', '.join(cli.COMMANDS)}, got 'fitt'; did you mean 'fit'?",
     ),
     "unknown key": (
         ["fit", "--algorithm.windw", "3"],
