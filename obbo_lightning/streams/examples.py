@@ -1,6 +1,8 @@
 """Few-shot tasks from anybody's labelled vectors, sequences or tables: an npz, CSV or parquet file."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,6 +15,30 @@ from obbo_lightning.streams.classes import Division, StoredClasses
 from obbo_lightning.streams.few_shot import Drawing, FewShotStream
 
 TABLES = {".csv": "CSV", ".parquet": "parquet"}
+
+
+@dataclass(frozen=True)
+class Features:
+    """Numbers of examples made into numbers with mean 0 and deviation 1.
+
+    Args:
+        mean: of each feature; subtracted.
+        deviation: of each feature; divided by.
+    """
+
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, examples: NDArray[np.float64]) -> "Features":
+        """Those of these examples."""
+        mean, deviation = examples.mean(0), examples.std(0)
+        deviation[deviation <= 1e-12 * np.abs(mean)] = 1.0  # a constant has rounding, and no deviation
+        return cls(mean, deviation)
+
+    def __call__(self, examples: NDArray[np.float64]) -> Tensor:
+        """Examples ``[n, …]`` as a network wants them."""
+        return torch.from_numpy((examples - self.mean) / self.deviation).float()
 
 
 class ExampleStream(FewShotStream):
@@ -58,13 +84,24 @@ class ExampleStream(FewShotStream):
     ) -> None:
         examples, labels = read_examples(Path(path).expanduser(), label)
         division = Division.of(labels, ratios, (train_classes, validation_classes, test_classes))
+        self.features = Features.of(examples[division.trained])
         super().__init__(
-            StoredClasses(_standardised(examples, division.trained), division.numbers),
+            StoredClasses(self.features(examples), division.numbers),
             division.splits,
             Drawing(ways, shots, queries, order, period),
             seed,
         )
-        self.names = division.names
+        self.names, self.label = division.names, label
+
+    def inputs(self) -> dict[str, Any]:
+        return {
+            "kind": "examples",
+            "shape": list(self.train.source.shape),
+            "label": self.label,
+            "mean": self.features.mean.flatten().tolist(),
+            "deviation": self.features.deviation.flatten().tolist(),
+            "trained_on": [self.names[c] for c in self.train.classes.tolist()],
+        }
 
 
 def read_examples(path: Path, label: str) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
@@ -122,13 +159,6 @@ def _read_table(path: Path, label: str) -> tuple[NDArray[np.float64], NDArray[np
             row = int(table[column].is_null().arg_true()[0]) + 1
             raise ValueError(f"{path}, row {row}: {column!r} must be there, and is not")
     return features.cast(pl.Float64).to_numpy(), table[label].cast(pl.String).to_numpy().astype(str)
-
-
-def _standardised(examples: NDArray[np.float64], trained: NDArray[np.bool_]) -> Tensor:
-    mean = examples[trained].mean(0)
-    deviation = examples[trained].std(0)
-    deviation[deviation <= 1e-12 * np.abs(mean)] = 1.0  # a constant has rounding, and no deviation
-    return torch.from_numpy((examples - mean) / deviation).float()
 
 
 def _listed(names: list[str]) -> str:

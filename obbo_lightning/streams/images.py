@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.streams.classes import Division, StoredClasses
-from obbo_lightning.streams.few_shot import Drawing, FewShotStream
+from obbo_lightning.streams.few_shot import Drawing, FewShotStream, image_inputs
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -83,14 +84,18 @@ class ImageFolderStream(FewShotStream):
         images, labels = read_folder(Path(path), image_size) if Path(path).is_dir() else read_npz(Path(path))
         images = _squares(images, image_size)
         division = Division.of(labels, ratios, (train_classes, validation_classes, test_classes))
-        pixels = Pixels(*_statistics(images[division.trained]))
+        self.pixels = Pixels(*_statistics(images[division.trained]))
         super().__init__(
-            StoredClasses(channels_first(images), division.numbers, pixels),
+            StoredClasses(channels_first(images), division.numbers, self.pixels),
             division.splits,
             Drawing(ways, shots, queries, order, period),
             seed,
         )
         self.names = division.names
+
+    def inputs(self) -> dict[str, Any]:
+        trained_on = [self.names[c] for c in self.train.classes.tolist()]
+        return image_inputs(self.train.source.shape, self.pixels.mean, self.pixels.deviation, trained_on)
 
 
 def read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic]]:
