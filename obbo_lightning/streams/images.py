@@ -137,7 +137,7 @@ def read_folder(path: Path, image_size: int | None) -> tuple[NDArray[np.uint8], 
     for name, found in files.items():
         if not found:
             raise ValueError(f"{path / name} must hold images ({', '.join(sorted(SUFFIXES))}), and has none")
-    images = [_read_image(file, image_size) for found in files.values() for file in found]
+    images = [read_image(file, image_size) for found in files.values() for file in found]
     labels = np.repeat(list(files), [len(found) for found in files.values()])
     if any(image.shape[2] == 3 for image in images):
         images = [np.broadcast_to(image, (*image.shape[:2], 3)) for image in images]
@@ -148,17 +148,19 @@ def read_folder(path: Path, image_size: int | None) -> tuple[NDArray[np.uint8], 
     return np.stack(images), labels
 
 
-def _read_image(file: Path, size: int | None) -> NDArray[np.uint8]:
+def read_image(file: Path, size: int | None = None) -> NDArray[np.uint8]:
+    """Bytes ``[height, width, channels]`` of a file; with ``size``, the square in the middle scaled to it."""
     try:
         with Image.open(file) as image:
             image.load()
-            pixels = _bytes(image)
+            pixels = image_bytes(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow has all of them
         raise ValueError(f"{file} cannot be read as an image: {error}") from None
-    return pixels if size is None else _scaled(pixels, size)
+    return pixels if size is None else scaled(pixels, size)
 
 
-def _bytes(image: Image.Image) -> NDArray[np.uint8]:
+def image_bytes(image: Image.Image) -> NDArray[np.uint8]:
+    """``[height, width, channels]``: one channel where an image is grey, else three."""
     if image.mode.startswith("I;16"):
         return (np.asarray(image) >> 8).astype(np.uint8)[:, :, None]
     if image.mode in ("I", "F"):
@@ -176,10 +178,10 @@ def _squares(images: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
         at_least("data.image_size", height, 16)
         return images
     at_least("data.image_size", size, 16)
-    return np.stack([_scaled(image, size) for image in images])
+    return np.stack([scaled(image, size) for image in images])
 
 
-def _scaled(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+def scaled(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """The square in the middle, scaled."""
     height, width, channels = pixels.shape
     side = min(height, width)
