@@ -12,6 +12,9 @@ USAGE = """usage: obbo COMMAND [flags]
   resume RUN_DIR...   go on with runs that were stopped, exactly where they were [--checkpoint FILE] [--devices N]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report [--tasks N] [--checkpoint FILE]
   test RUN_DIR        adapt a run's outer variable to test tasks and report [--tasks N] [--checkpoint FILE]
+  export RUN_DIR OUT  what was learned as safetensors and JSON [--format onnx|torchscript] [--checkpoint FILE]
+  predict RUN_OR_EXPORT --support DIR --query DIR   adapt to new classes and predict [--output predictions.csv]
+                      [--steps N] [--lr X] [--transductive]
   compare             a grid of runs, resumable: --config default, or your file [--jobs N] [--dry_run]
                       [--launcher local|slurm] [--slurm FILE]
   dashboard           the W&B workspace and report of a project [--project P] [--entity E] [--group G] [--dry_run]
@@ -21,7 +24,7 @@ USAGE = """usage: obbo COMMAND [flags]
   obbo fit --config quadratic --algorithm sobow --algorithm.window 25 --seed 3
 """
 # Each is a module of this package with a function `run`, which takes the arguments and returns the exit code.
-COMMANDS = ("fit", "resume", "validate", "test", "compare", "report", "dashboard")
+COMMANDS = ("fit", "resume", "validate", "test", "export", "predict", "compare", "report", "dashboard")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -62,12 +62,14 @@ class ExampleInputs(Inputs):
     Attributes:
         shape: of one example.
         label: the column of a table that has the labels.
+        columns: what a table calls the features; None where they came from an npz file.
         mean: of each feature, flat.
         deviation: of each feature, flat.
     """
 
     shape: Sequence[int]
     label: str
+    columns: Sequence[str] | None
     mean: Sequence[float]
     deviation: Sequence[float]
 

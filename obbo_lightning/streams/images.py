@@ -102,21 +102,28 @@ def read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic]]:
     """``images`` and ``labels`` of an npz file."""
     if not path.exists():
         raise ValueError(f"data.path must be a folder or an npz file, got {str(path)!r}, which does not exist")
+    images, labels = read_images(path)
+    if labels is None:
+        raise ValueError(f"{path} must hold images and labels, and has no labels")
+    return images, labels
+
+
+def read_images(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic] | None]:
+    """``images`` of an npz file, and ``labels`` where it has some."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             found = {name: file[name] for name in ("images", "labels") if name in file.files}
     except Exception as error:  # zip, zlib and NumPy each have their own
         raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
-    for name in ("images", "labels"):
-        if name not in found:
-            raise ValueError(f"{path} must hold images and labels, and has no {name}")
-    images, labels = found["images"], found["labels"]
+    if "images" not in found:
+        raise ValueError(f"{path} must hold images and labels, and has no images")
+    images, labels = found["images"], found.get("labels")
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         raise ValueError(
             f"{path}: images must be uint8 [n, height, width] or [n, height, width, 1 or 3], "
             f"got {images.dtype} {list(images.shape)}"
         )
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iuUS":
+    if labels is not None and (labels.shape != (len(images),) or labels.dtype.kind not in "iuUS"):
         raise ValueError(
             f"{path}: labels must be numbers or words [{len(images)}], got {labels.dtype} {list(labels.shape)}"
         )

@@ -17,7 +17,7 @@ from obbo_lightning.runs.directory import RunDirectory
 MISTAKES = {
     "unknown command": (
         ["fitt"],
-        "validate, test, compare, report, dashboard, got 'fitt'; did you mean 'fit'?",
+        "validate, test, export, predict, compare, report, dashboard, got 'fitt'; did you mean 'fit'?",
     ),
     "unknown key": (
         ["fit", "--algorithm.windw", "3"],
