@@ -20,9 +20,7 @@ def require_format(kind: str) -> None:
         return
     for needed in ("onnx", "onnxscript"):
         if importlib.util.find_spec(needed) is None:
-            raise ValueError(
-                f"--format onnx needs {needed}, which is not installed: pip install 'obbo_lightning[onnx]'"
-            )
+            raise ValueError(f"--format onnx needs {needed}, which is not installed: pip install '.[onnx]'")
 
 
 def write_network(learned: LearnedNetwork, shape: list[int] | None, folder: Path, kind: str) -> Path:

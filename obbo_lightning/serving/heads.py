@@ -9,11 +9,12 @@ from obbo_lightning.networks.flat import Factory, seeded
 
 
 def with_classes(network: nn.Module, make: Factory | None, ways: int, classes: int) -> nn.Module:
-    """The same network with ``classes`` outputs, none of which is ahead of another.
+    """The same network with ``classes`` outputs.
 
-    Everything but the last layer stays. Of each tensor that has a row for each class (weight and bias of a last layer)
-    every new row is the mean of the learned ones: which of the learned rows a class would get is of no meaning, because
-    tasks number their classes at random.
+    Everything but the last layer stays. Tensors that have a row for each class (weight and bias of a last layer) get
+    the learned rows, in turn, as often as it takes: fewer classes use the first of them, more classes share them. Which
+    row a class starts from means nothing, because tasks number their classes at random; but that rows differ is worth
+    much, because a few steps from equal rows move them apart too slowly (docs/predicting.md has the numbers).
 
     Args:
         network: with what was learned.
@@ -40,4 +41,4 @@ def _fitted(name: str, learned: Tensor, made: Tensor, ways: int) -> Tensor:
             f"labels must be of {ways} classes: {name} of the network is {list(learned.shape)}, and with another "
             f"number of classes {list(made.shape)}, which is no row for each"
         )
-    return learned.mean(0, keepdim=True).expand_as(made)
+    return learned[torch.arange(len(made)) % ways]

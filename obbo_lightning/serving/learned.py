@@ -90,8 +90,8 @@ class LearnedNetwork(Learned):
     ) -> "Adapted":
         """The network adapted to a few labelled examples, as the run adapts it to its tasks: from λ, and near λ.
 
-        Any number of classes from 2 up, any number of examples of each. With as many classes as in training the last
-        layer starts as it was learned; with another number every class starts from the mean of its rows.
+        Any number of classes from 2 up, any number of examples of each. The last layer starts as it was learned: class
+        after class, in the order in which they come, takes one of its rows; more classes than in training share them.
 
         Args:
             support: images (a list of PIL images; a uint8 array [n, height, width, channels] or tensor [n, channels,

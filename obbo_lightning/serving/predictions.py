@@ -81,10 +81,9 @@ def draw_predictions(found: Predictions, path: Path) -> Path:
     count = min(SHOWN, len(found.queries.names))
     chosen = np.linspace(0, len(found.queries.names) - 1, count).astype(int).tolist()
     columns = min(5, count)
-    figure, axes = plt.subplots(
-        -(-count // columns), columns, figsize=(1.9 * columns, 2.2 * -(-count // columns)), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(1.9 * columns, 2.2 * rows), squeeze=False)
+    figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.4 / (2.2 * rows), wspace=0.05, hspace=0.3)
     for place in axes.flat:
         place.set_axis_off()
     for place, i in zip(axes.flat, chosen, strict=False):
