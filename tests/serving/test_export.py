@@ -43,6 +43,7 @@ def test_an_export_predicts_to_the_bit_what_its_run_does(image_run, exported):
     assert torch.equal(load(file).outer["linear.bias"], load(exported).outer["linear.bias"])
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load.* is deprecated")
 @pytest.mark.parametrize("kind", ["onnx", "torchscript"])
 def test_other_formats_give_the_logits_of_the_network(image_run, tmp_path, kind):
     if kind == "onnx":
@@ -54,7 +55,7 @@ def test_other_formats_give_the_logits_of_the_network(image_run, tmp_path, kind)
         if kind == "onnx":
             from onnx.reference import ReferenceEvaluator
 
-            session = ReferenceEvaluator(tmp_path / "out" / "network.onnx")
+            session = ReferenceEvaluator(str(tmp_path / "out" / "network.onnx"))
             logits = torch.from_numpy(session.run(None, {"examples": examples.numpy()})[0])
         else:
             logits = torch.jit.load(tmp_path / "out" / "network.pt")(examples)

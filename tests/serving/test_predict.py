@@ -43,7 +43,8 @@ def test_class_folders_give_accuracy_confusion_a_csv_and_a_picture(image_run, fo
         chances = {name: float(row[f"p({name})"]) for name in ("stripes11", "stripes12", "stripes13")}
         assert max(chances, key=chances.get) == row["predicted"]
         assert sum(chances.values()) == pytest.approx(1, abs=1e-5)
-    assert Image.open("predictions.png").size[0] > 300
+    with Image.open("predictions.png") as picture:
+        assert picture.size[0] > 300
     assert sorted(p.name for p in folders.iterdir()) == ["predictions.csv", "predictions.png", "query", "support"]
 
 
