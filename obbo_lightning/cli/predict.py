@@ -1,6 +1,7 @@
 """`predict`: what a run has learned, on data of yours."""
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -50,8 +51,8 @@ def _classify(found: LearnedNetwork, asked: argparse.Namespace, title: str) -> i
             raise ValueError(f"predict: the following arguments are required: --{name}")
     steps = None if asked.steps is None else at_least("--steps", asked.steps, 1)
     lr = None if asked.lr is None else positive("--lr", asked.lr)
-    if asked.output.is_dir() or not asked.output.absolute().parent.is_dir():
-        raise ValueError(f"--output must be a file in a folder that exists, got {str(asked.output)!r}")
+    if asked.output.suffix != ".csv" or not os.access(asked.output.absolute().parent, os.W_OK):
+        raise ValueError(f"--output must be a csv file in a folder that can be written, got {str(asked.output)!r}")
     support = read_support(asked.support, found.inputs)
     assert support.labels is not None
     queries = read_query(asked.query, found.inputs, set(support.labels))
@@ -68,6 +69,9 @@ def _classify(found: LearnedNetwork, asked: argparse.Namespace, title: str) -> i
     predictions = Predictions([str(name) for name in adapted.classes], queries, torch.cat(parts))
     written = predictions.write(asked.output, "file" if isinstance(found.inputs, ImageInputs) else "row")
     _print(console, predictions, f"{title}, {'transductive' if asked.transductive else 'inductive'}")
+    ways = found.about["ways"]
+    if ways is not None and len(adapted.classes) > ways and steps is None:
+        console.print(f"{len(adapted.classes)} classes, and {ways} in training: more --steps may help", highlight=False)
     for path in written:
         console.print(str(path), soft_wrap=True, highlight=False)
     return 0

@@ -51,6 +51,8 @@ def read_query(path: Path, inputs: Inputs, classes: set[str]) -> Examples:
     names = [str(file.relative_to(path)) for file in files]
     folders = [file.relative_to(path).parts[0] if file.parent != path else "" for file in files]
     labelled = bool(set(folders) & classes)
+    if labelled and "" in folders:
+        raise ValueError(f"{path} must have all images in class folders or none, and has {names[folders.index('')]}")
     if labelled:
         _require_known(path, folders, classes)
     return Examples(names, [inputs.fitted(read_image(file)) for file in files], folders if labelled else None)

@@ -35,6 +35,7 @@ def test_class_folders_give_accuracy_confusion_a_csv_and_a_picture(image_run, fo
     assert predict(image_run) == 0
     printed = capsys.readouterr().out
     assert "actual in rows" in printed
+    assert "3 classes, and 2 in training: more --steps may help" in printed
     rows = rows_of("predictions.csv")
     assert list(rows[0]) == ["file", "actual", "predicted", "p(stripes11)", "p(stripes12)", "p(stripes13)"]
     hits = sum(row["actual"] == row["predicted"] for row in rows)
@@ -133,7 +134,9 @@ MISTAKES = {
     "unknown class": (lambda d: (d / "query/stripes13").rename(d / "query/z"), [], "stripes13, got 'z'"),
     "steps": (lambda d: None, ["--steps", "0"], "--steps must be an integer of at least 1, got 0"),
     "lr": (lambda d: None, ["--lr", "-1"], "--lr must be a positive finite number, got -1.0"),
-    "output": (lambda d: None, ["--output", "no/where.csv"], "--output must be a file in a folder that exists"),
+    "output": (lambda d: None, ["--output", "no/where.csv"], "--output must be a csv file in a folder that can be"),
+    "output of another kind": (lambda d: None, ["--output", "x.png"], "--output must be a csv file"),
+    "beside classes": (lambda d: shutil.copy(d / "query/stripes12/0.png", d / "query"), [], "and has 0.png"),
     "flag": (lambda d: None, ["--shots", "3"], "predict: unrecognized arguments: --shots 3"),
 }
 
