@@ -12,6 +12,9 @@ USAGE = """usage: obbo COMMAND [flags]
   resume RUN_DIR...   go on with runs that were stopped, exactly where they were [--checkpoint FILE] [--devices N]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report [--tasks N] [--checkpoint FILE]
   test RUN_DIR        adapt a run's outer variable to test tasks and report [--tasks N] [--checkpoint FILE]
+  export RUN_DIR OUT  what was learned as safetensors and JSON [--format onnx|torchscript] [--checkpoint FILE]
+  predict RUN_OR_EXPORT --support DIR --query DIR   adapt to new classes and predict [--output predictions.csv]
+                      [--steps N] [--lr X] [--transductive] [--checkpoint FILE]
   predict RUN_DIR     of a market run: the next bars of its events [--bars N] [--output FILE.csv] [--checkpoint FILE]
                       [--data.prices FILE] [--data.events FILE] [--data.columns timestamp=Date,close=Close]
   compare             a grid of runs, resumable: --config default, or your file [--jobs N] [--dry_run [--measure]]
@@ -23,7 +26,7 @@ USAGE = """usage: obbo COMMAND [flags]
   obbo fit --config quadratic --algorithm sobow --algorithm.window 25 --seed 3
 """
 # Each is a module of this package with a function `run`, which takes the arguments and returns the exit code.
-COMMANDS = ("fit", "resume", "validate", "test", "predict", "compare", "report", "dashboard")
+COMMANDS = ("fit", "resume", "validate", "test", "export", "predict", "compare", "report", "dashboard")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

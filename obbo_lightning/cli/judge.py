@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags
+from obbo_lightning.runs.checkpoints import newest_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.settings.schema import complete
-from obbo_lightning.training.checkpoints import newest_checkpoint, verify_checkpoint
 from obbo_lightning.training.run import build, warn_in_lines
 from obbo_lightning.training.trainer import make_trainer
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,6 +27,8 @@ class Problem(Part, ABC):
     ...     def outer_loss(self, outer, inner, task, sample=None):
     ...         return 0.5 * (inner - task["validation"]).square().sum(-1)
     """
+
+    names: ClassVar[tuple[str, ...]] = ()  # of the coordinates of λ, where they have some: an export uses them
 
     @abstractmethod
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:

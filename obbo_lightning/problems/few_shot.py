@@ -72,10 +72,14 @@ class FewShot(Problem):
         """The network with the parameters of λ (or of an adapted β): an ordinary module, for use elsewhere."""
         return self.network.loaded(self._weights(outer)[0])
 
+    def proximity_at(self, outer: Tensor) -> Tensor | float:
+        """γ, which λ may hold."""
+        return outer[:, -1].exp() if self.learn_proximity else self.proximity
+
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         fit = self._cross_entropy(inner, task["support"], task["support_labels"], sample)
         distance = (self._weights(outer) - inner).square().sum(-1)
-        return fit + 0.5 * self._proximity(outer) * distance
+        return fit + 0.5 * self.proximity_at(outer) * distance
 
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         return self._cross_entropy(inner, task["query"], task["query_labels"], sample)
@@ -116,9 +120,6 @@ class FewShot(Problem):
 
     def _weights(self, outer: Tensor) -> Tensor:
         return outer[:, :-1] if self.learn_proximity else outer
-
-    def _proximity(self, outer: Tensor) -> Tensor | float:
-        return outer[:, -1].exp() if self.learn_proximity else self.proximity
 
     def _cross_entropy(self, inner: Tensor, examples: Tensor, labels: Tensor, sample: Sample | None) -> Tensor:
         if labels.ndim == 2:  # tasks side by side, a lane each

@@ -25,6 +25,8 @@ class SmoothingSpline(Problem):
     True
     """
 
+    names = ("weight",)
+
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         residual = inner - task["values"]
         bend = (inner.diff(dim=-1).square() * _stiffness(task)).sum(-1)

@@ -1,1 +1,1 @@
-"""What a run has learned, put to use."""
+"""What was learned, in use: exported, adapted to new classes, asked for predictions and forecasts."""

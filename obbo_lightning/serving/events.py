@@ -9,11 +9,11 @@ import polars as pl
 
 from obbo_lightning.experiments.runs import DAMAGE
 from obbo_lightning.problems.spline import SmoothingSpline
+from obbo_lightning.runs.checkpoints import newest_checkpoint, read_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.settings.layers import part_class
 from obbo_lightning.streams.market import MarketStream
-from obbo_lightning.training.checkpoints import newest_checkpoint, read_checkpoint, verify_checkpoint
 
 
 def is_market(settings: Settings) -> bool:

@@ -1,6 +1,9 @@
 """Few-shot tasks from anybody's labelled vectors, sequences or tables: an npz, CSV or parquet file."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,6 +16,30 @@ from obbo_lightning.streams.classes import Division, StoredClasses
 from obbo_lightning.streams.few_shot import Drawing, FewShotStream
 
 TABLES = {".csv": "CSV", ".parquet": "parquet"}
+
+
+@dataclass(frozen=True)
+class Features:
+    """Numbers of examples made into numbers with mean 0 and deviation 1.
+
+    Args:
+        mean: of each feature; subtracted.
+        deviation: of each feature; divided by.
+    """
+
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, examples: NDArray[np.float64]) -> "Features":
+        """Those of these examples."""
+        mean, deviation = examples.mean(0), examples.std(0)
+        deviation[deviation <= 1e-12 * np.abs(mean)] = 1.0  # a constant has rounding, and no deviation
+        return cls(mean, deviation)
+
+    def __call__(self, examples: NDArray[np.float64]) -> Tensor:
+        """Examples ``[n, …]`` as a network wants them."""
+        return torch.from_numpy((examples - self.mean) / self.deviation).float()
 
 
 class ExampleStream(FewShotStream):
@@ -58,77 +85,124 @@ class ExampleStream(FewShotStream):
     ) -> None:
         examples, labels = read_examples(Path(path).expanduser(), label)
         division = Division.of(labels, ratios, (train_classes, validation_classes, test_classes))
+        self.features = Features.of(examples[division.trained])
         super().__init__(
-            StoredClasses(_standardised(examples, division.trained), division.numbers),
+            StoredClasses(self.features(examples), division.numbers),
             division.splits,
             Drawing(ways, shots, queries, order, period),
             seed,
         )
-        self.names = division.names
+        self.names, self.label = division.names, label
+        self.columns = feature_columns(Path(path).expanduser(), label)
+
+    def inputs(self) -> dict[str, Any]:
+        return {
+            "kind": "examples",
+            "shape": list(self.train.source.shape),
+            "label": self.label,
+            "columns": self.columns,
+            "mean": self.features.mean.flatten().tolist(),
+            "deviation": self.features.deviation.flatten().tolist(),
+            "trained_on": [self.names[c] for c in self.train.classes.tolist()],
+        }
 
 
 def read_examples(path: Path, label: str) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
     """Finite examples ``[n, …]`` and their labels ``[n]``."""
+    examples, labels = read_features(path, label)
+    if labels is None and path.suffix.lower() == ".npz":
+        raise ValueError(f"{path} must hold examples and labels, and has no labels")
+    if labels is None:
+        columns = _listed(_open_table(path, label).columns)
+        raise ValueError(f"data.label must be a column of {path}, which are {columns}, got {label!r}")
+    return examples, labels
+
+
+def feature_columns(path: Path, label: str) -> list[str] | None:
+    """What the features of a table are called; None for an npz file."""
+    if path.suffix.lower() == ".npz":
+        return None
+    return [name for name in _open_table(path, label).columns if name != label]
+
+
+def read_features(
+    path: Path, label: str, key: str = "data.path", columns: Sequence[str] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.generic] | None]:
+    """Finite examples ``[n, …]``, and their labels ``[n]`` where there are some.
+
+    Args:
+        path: of an npz file or a table.
+        label: the column that has the labels.
+        key: who asked for the file.
+        columns: the features of a table, in their order; all but the label where this is None.
+    """
     if path.suffix.lower() not in (".npz", *TABLES) or not path.is_file():
-        raise ValueError(f"data.path must be an npz, csv or parquet file that exists, got {str(path)!r}")
-    examples, labels = _read_npz(path) if path.suffix.lower() == ".npz" else _read_table(path, label)
+        raise ValueError(f"{key} must be an npz, csv or parquet file that exists, got {str(path)!r}")
+    examples, labels = _read_npz(path) if path.suffix.lower() == ".npz" else _read_table(path, label, columns)
     bad = np.flatnonzero(~np.isfinite(examples).reshape(len(examples), -1).all(1))
     if len(bad):
         raise ValueError(f"{path}: examples must be finite numbers, got NaN or infinity in example {bad[0] + 1}")
     return examples, labels
 
 
-def _read_npz(path: Path) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
+def _read_npz(path: Path) -> tuple[NDArray[np.float64], NDArray[np.generic] | None]:
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             found = {name: file[name] for name in ("examples", "labels") if name in file.files}
     except Exception as error:  # zip, zlib and NumPy each have their own
         raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
-    for name in ("examples", "labels"):
-        if name not in found:
-            raise ValueError(f"{path} must hold examples and labels, and has no {name}")
-    examples, labels = found["examples"], found["labels"]
+    if "examples" not in found:
+        raise ValueError(f"{path} must hold examples and labels, and has no examples")
+    examples, labels = found["examples"], found.get("labels")
     if examples.dtype.kind not in "biuf" or examples.ndim < 2 or not examples.size:
         raise ValueError(
             f"{path}: examples must be numbers [n, …], and some, got {examples.dtype} {list(examples.shape)}"
         )
-    if labels.shape != (len(examples),) or labels.dtype.kind not in "iuUS":
+    if labels is not None and (labels.shape != (len(examples),) or labels.dtype.kind not in "iuUS"):
         raise ValueError(
             f"{path}: labels must be numbers or words [{len(examples)}], got {labels.dtype} {list(labels.shape)}"
         )
     return examples.astype(np.float64), labels
 
 
-def _read_table(path: Path, label: str) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
+def _open_table(path: Path, label: str) -> pl.DataFrame:
     kind = TABLES[path.suffix.lower()]
     try:
+        if kind == "parquet":
+            return pl.read_parquet(path)
+        words = {label: pl.String} if label in pl.read_csv(path, n_rows=0).columns else None
         # A label 010 is a word; and a column may begin with whole numbers.
-        read = {"schema_overrides": {label: pl.String}, "infer_schema_length": None}
-        table = pl.read_csv(path, **read) if kind == "CSV" else pl.read_parquet(path)  # type: ignore[arg-type]
+        return pl.read_csv(path, schema_overrides=words, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from None
-    if label not in table.columns:
-        raise ValueError(f"data.label must be a column of {path}, which are {_listed(table.columns)}, got {label!r}")
-    features = table.drop(label)
+
+
+def _read_table(
+    path: Path, label: str, columns: Sequence[str] | None
+) -> tuple[NDArray[np.float64], NDArray[np.generic] | None]:
+    table = _open_table(path, label)
+    labelled = label in table.columns
+    missing = [name for name in columns or () if name not in table.columns]
+    if missing:
+        raise ValueError(f"{path} must have the column {missing[0]!r}, which the run was trained with, and has not")
+    if columns is not None:
+        table = table.select(*columns, *([label] if labelled else []))
+    features = table.drop(label) if labelled else table
     if table.is_empty() or not features.columns:
         raise ValueError(f"{path} must have rows, and columns besides {label!r}, got {list(table.shape)}")
     words = [c for c in features.columns if not (features.schema[c].is_numeric() or features.schema[c] == pl.Boolean)]
     if words:
         raise ValueError(f"{path}: columns besides {label!r} must be numbers, got {_listed(words)}")
-    if not (table.schema[label].is_integer() or table.schema[label] in (pl.String, pl.Categorical, pl.Enum)):
+    if labelled and not (
+        table.schema[label].is_integer() or table.schema[label] in (pl.String, pl.Categorical, pl.Enum)
+    ):
         raise ValueError(f"{path}: {label!r} must be whole numbers or words, got {table.schema[label]}")
-    for column in (label, *features.columns):
+    for column in table.columns:
         if table[column].null_count():
             row = int(table[column].is_null().arg_true()[0]) + 1
             raise ValueError(f"{path}, row {row}: {column!r} must be there, and is not")
-    return features.cast(pl.Float64).to_numpy(), table[label].cast(pl.String).to_numpy().astype(str)
-
-
-def _standardised(examples: NDArray[np.float64], trained: NDArray[np.bool_]) -> Tensor:
-    mean = examples[trained].mean(0)
-    deviation = examples[trained].std(0)
-    deviation[deviation <= 1e-12 * np.abs(mean)] = 1.0  # a constant has rounding, and no deviation
-    return torch.from_numpy((examples - mean) / deviation).float()
+    labels = table[label].cast(pl.String).to_numpy().astype(str) if labelled else None
+    return features.cast(pl.Float64).to_numpy(), labels
 
 
 def _listed(names: list[str]) -> str:

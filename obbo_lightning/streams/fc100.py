@@ -6,13 +6,13 @@ import pickle
 import warnings
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from obbo_lightning.streams.classes import StoredClasses
-from obbo_lightning.streams.few_shot import Drawing, FewShotStream
+from obbo_lightning.streams.few_shot import Drawing, FewShotStream, image_inputs
 from obbo_lightning.streams.images import Pixels, channels_first
 
 SUPERCLASSES = {
@@ -76,6 +76,10 @@ class FC100Stream(FewShotStream):
             seed,
             superclass,
         )
+        self.names = data.fine_names.tolist()
+
+    def inputs(self) -> dict[str, Any]:
+        return image_inputs((3, 32, 32), MEAN, DEVIATION, [self.names[c] for c in self.train.classes.tolist()])
 
 
 @lru_cache(maxsize=2)

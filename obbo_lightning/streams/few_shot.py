@@ -176,3 +176,25 @@ def facts_of(ways: int, shape: Sequence[int]) -> dict[str, Any]:
     image = len(shape) == 3 and shape[1] == shape[2]
     channels, image_size = (shape[0], shape[1]) if image else (None, None)
     return {"ways": ways, "shape": list(shape), "channels": channels, "image_size": image_size}
+
+
+def image_inputs(
+    shape: Sequence[int], mean: Sequence[float], deviation: Sequence[float], trained_on: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What a stream of images says of its `inputs`.
+
+    Args:
+        shape: of one image: channels, size, size.
+        mean: of each channel, of pixels between 0 and 1.
+        deviation: of each channel.
+        trained_on: names of the training classes, where they have names.
+    """
+    return {
+        "kind": "images",
+        "shape": list(shape),
+        "square": "the largest one in the middle",
+        "scaled": "bilinear",
+        "mean": list(mean),
+        "deviation": list(deviation),
+        "trained_on": list(trained_on),
+    }

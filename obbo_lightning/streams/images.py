@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.streams.classes import Division, StoredClasses
-from obbo_lightning.streams.few_shot import Drawing, FewShotStream
+from obbo_lightning.streams.few_shot import Drawing, FewShotStream, image_inputs
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -83,35 +84,46 @@ class ImageFolderStream(FewShotStream):
         images, labels = read_folder(Path(path), image_size) if Path(path).is_dir() else read_npz(Path(path))
         images = _squares(images, image_size)
         division = Division.of(labels, ratios, (train_classes, validation_classes, test_classes))
-        pixels = Pixels(*_statistics(images[division.trained]))
+        self.pixels = Pixels(*_statistics(images[division.trained]))
         super().__init__(
-            StoredClasses(channels_first(images), division.numbers, pixels),
+            StoredClasses(channels_first(images), division.numbers, self.pixels),
             division.splits,
             Drawing(ways, shots, queries, order, period),
             seed,
         )
         self.names = division.names
 
+    def inputs(self) -> dict[str, Any]:
+        trained_on = [self.names[c] for c in self.train.classes.tolist()]
+        return image_inputs(self.train.source.shape, self.pixels.mean, self.pixels.deviation, trained_on)
+
 
 def read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic]]:
     """``images`` and ``labels`` of an npz file."""
     if not path.exists():
         raise ValueError(f"data.path must be a folder or an npz file, got {str(path)!r}, which does not exist")
+    images, labels = read_images(path)
+    if labels is None:
+        raise ValueError(f"{path} must hold images and labels, and has no labels")
+    return images, labels
+
+
+def read_images(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic] | None]:
+    """``images`` of an npz file, and ``labels`` where it has some."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             found = {name: file[name] for name in ("images", "labels") if name in file.files}
     except Exception as error:  # zip, zlib and NumPy each have their own
         raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
-    for name in ("images", "labels"):
-        if name not in found:
-            raise ValueError(f"{path} must hold images and labels, and has no {name}")
-    images, labels = found["images"], found["labels"]
+    if "images" not in found:
+        raise ValueError(f"{path} must hold images and labels, and has no images")
+    images, labels = found["images"], found.get("labels")
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         raise ValueError(
             f"{path}: images must be uint8 [n, height, width] or [n, height, width, 1 or 3], "
             f"got {images.dtype} {list(images.shape)}"
         )
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iuUS":
+    if labels is not None and (labels.shape != (len(images),) or labels.dtype.kind not in "iuUS"):
         raise ValueError(
             f"{path}: labels must be numbers or words [{len(images)}], got {labels.dtype} {list(labels.shape)}"
         )
@@ -132,7 +144,7 @@ def read_folder(path: Path, image_size: int | None) -> tuple[NDArray[np.uint8], 
     for name, found in files.items():
         if not found:
             raise ValueError(f"{path / name} must hold images ({', '.join(sorted(SUFFIXES))}), and has none")
-    images = [_read_image(file, image_size) for found in files.values() for file in found]
+    images = [read_image(file, image_size) for found in files.values() for file in found]
     labels = np.repeat(list(files), [len(found) for found in files.values()])
     if any(image.shape[2] == 3 for image in images):
         images = [np.broadcast_to(image, (*image.shape[:2], 3)) for image in images]
@@ -143,17 +155,19 @@ def read_folder(path: Path, image_size: int | None) -> tuple[NDArray[np.uint8], 
     return np.stack(images), labels
 
 
-def _read_image(file: Path, size: int | None) -> NDArray[np.uint8]:
+def read_image(file: Path, size: int | None = None) -> NDArray[np.uint8]:
+    """Bytes ``[height, width, channels]`` of a file; with ``size``, the square in the middle scaled to it."""
     try:
         with Image.open(file) as image:
             image.load()
-            pixels = _bytes(image)
+            pixels = image_bytes(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow has all of them
         raise ValueError(f"{file} cannot be read as an image: {error}") from None
-    return pixels if size is None else _scaled(pixels, size)
+    return pixels if size is None else scaled(pixels, size)
 
 
-def _bytes(image: Image.Image) -> NDArray[np.uint8]:
+def image_bytes(image: Image.Image) -> NDArray[np.uint8]:
+    """``[height, width, channels]``: one channel where an image is grey, else three."""
     if image.mode.startswith("I;16"):
         return (np.asarray(image) >> 8).astype(np.uint8)[:, :, None]
     if image.mode in ("I", "F"):
@@ -171,10 +185,10 @@ def _squares(images: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
         at_least("data.image_size", height, 16)
         return images
     at_least("data.image_size", size, 16)
-    return np.stack([_scaled(image, size) for image in images])
+    return np.stack([scaled(image, size) for image in images])
 
 
-def _scaled(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+def scaled(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """The square in the middle, scaled."""
     height, width, channels = pixels.shape
     side = min(height, width)

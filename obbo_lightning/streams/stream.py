@@ -67,6 +67,13 @@ class Stream(Part, ABC):
         """What the tasks decide of a problem or a network, by the names of its constructor's arguments."""
         return {}
 
+    def inputs(self) -> dict[str, Any] | None:
+        """How what a user has becomes what the tasks hold, in plain values that go with every checkpoint.
+
+        `obbo_lightning.serving.inputs` says what they may be. None: only tensors as the tasks hold them can be served.
+        """
+        return None
+
     def problem(self, problem_type: type[Problem] | None = None, **settings: Any) -> Problem:
         """The problem that these tasks pose; a network that is still to be made is told what the tasks decide of it."""
         made = problem_type or self.problem_type

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from obbo_lightning.core.validation import at_least, nonnegative, one_of
-from obbo_lightning.streams.few_shot import Drawing, FewShotStream
+from obbo_lightning.streams.few_shot import Drawing, FewShotStream, image_inputs
 
 CLASSES = 100
 
@@ -137,3 +138,8 @@ class SyntheticStream(FewShotStream):
             seed,
             {c: c // 5 for c in range(CLASSES)},
         )
+
+    def inputs(self) -> dict[str, Any]:
+        shape = self.train.source.shape
+        # what is drawn is (pixel − 1/2) · 3
+        return image_inputs(shape, [0.5] * shape[0], [1 / 3] * shape[0])

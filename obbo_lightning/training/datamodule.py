@@ -139,6 +139,7 @@ class StreamDataModule(L.LightningDataModule):
         tasks_per_round: int = 1,
     ) -> None:
         super().__init__()
+        self.stream = stream if isinstance(stream, Stream) else None
         self.train = stream.train if isinstance(stream, Stream) else stream
         ours = (stream.validation, stream.test) if isinstance(stream, Stream) else ((), ())
         self.validation = ours[0] if validation is None else validation

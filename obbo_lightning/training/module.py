@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -18,11 +18,15 @@ from obbo_lightning.core.recipes import make_again, recipe_of
 from obbo_lightning.core.rounds import Round, play
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least, instance_of, one_of
-from obbo_lightning.training.checkpoints import read_checkpoint
+from obbo_lightning.runs.checkpoints import read_checkpoint
+from obbo_lightning.streams.stream import Stream
 from obbo_lightning.training.evaluation import evaluate, gathered
 from obbo_lightning.training.outer_step import BregmanOuterStep
 from obbo_lightning.training.ranks import Ranks
 from obbo_lightning.training.rows import Row, row_of
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # What Lightning warns of, and is taken care of here.
 SERVED = (
@@ -203,6 +207,11 @@ class OnlineBilevelModule(L.LightningModule):
         warms = self.warms if ranks is None else ranks.gather_warms(self.warms)
         checkpoint["warms"] = [warm.state_dict() for warm in warms]
         checkpoint["recipe"] = self._recipe()
+        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        stream = getattr(data, "stream", None)
+        if isinstance(stream, Stream):  # what is needed to use λ when the data are gone
+            checkpoint["inputs"] = stream.inputs()
+            checkpoint["lanes"] = _plain(stream.lanes)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue from where the checkpoint's round ended."""
@@ -255,6 +264,13 @@ class OnlineBilevelModule(L.LightningModule):
         module = cls(**{**make_again(recipe), **parts}, outer=checkpoint["state_dict"]["outer"])
         module.on_load_checkpoint(checkpoint)
         return module
+
+
+def _plain(lanes: "pl.DataFrame | None") -> dict[str, list[Any]] | None:
+    """Columns of numbers and words: a moment is a word."""
+    if lanes is None:
+        return None
+    return {c.name: [v if isinstance(v, (int, float, str)) else str(v) for v in c] for c in lanes}
 
 
 def _go_on_in_the_same_epoch(loop: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from obbo_lightning.core.validation import at_least
+from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.runs.figures import draw_figures
@@ -27,7 +28,6 @@ from obbo_lightning.streams.stream import Stream
 from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.threads import take_threads
 from obbo_lightning.training.allocator import keep_freed_memory
-from obbo_lightning.training.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.lanes import LaneRecorder
 from obbo_lightning.training.loggers import finish_logger, make_logger

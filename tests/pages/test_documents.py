@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from obbo_lightning import parts
+from obbo_lightning import cli, parts
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -30,9 +30,23 @@ def beside_the_examples(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+def make_an_export():
+    """What the page on predictions has made with its commands, in small."""
+    from served import played, write_classes
+
+    data = write_classes(Path("characters"), range(1, 11), 6)
+    flags = ["--data", "images", "--data.path", str(data), "--data.image_size", "16", "--data.ways", "2"]
+    run = played(Path(), *flags, "--data.shots", "3", "--data.queries", "3", "--problem.network.filters", "2")
+    assert cli.main(["export", str(run), "export"]) == 0
+    write_classes(Path("support"), (11, 12, 13), 2)
+    write_classes(Path("query"), (11, 12, 13), 1)
+
+
 @pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_python_blocks_run(document, capsys, beside_the_examples):
+    if document.name == "predicting.md":
+        make_an_export()
     for block in code_blocks(document.read_text(), "python"):
         torch.manual_seed(0)
         exec(compile(block, document.name, "exec"), {"__name__": "document"})
@@ -41,6 +55,8 @@ def test_python_blocks_run(document, capsys, beside_the_examples):
         assert "the best weight is" in printed
         assert "test/explained" in printed
         assert Path("best/last.sha256").is_file()
+    if document.name == "predicting.md":
+        assert capsys.readouterr().out.splitlines()[-1].count("stripes1") == 3
 
 
 def test_pages_show_the_files_that_they_name():

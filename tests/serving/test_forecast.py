@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from obbo_lightning import cli, forecast
+from obbo_lightning.runs.checkpoints import list_checkpoints, read_checkpoint
 from obbo_lightning.streams.market_data import simulate_market
-from obbo_lightning.training.checkpoints import list_checkpoints, read_checkpoint
 
 SUBSET, SUBSETS, HORIZON = 30, 20, 10
 SMALL = ["--config", "market", "--rounds", "20", "--checkpoint.every", "10"]
@@ -208,6 +208,7 @@ def test_an_event_that_is_not_the_runs_is_refused(made, tmp_path, capsys):
     assert_refused(capsys, ["predict", str(made[0]), "--data.events", str(tmp_path / "events.csv")], message)
 
 
-def test_a_run_of_something_else_is_refused(tmp_path, capsys):
+def test_a_run_of_something_else_is_refused():
     other = Path(__file__).parents[1] / "fixtures" / "runs_of_0.1.0" / "quadratic"
-    assert_refused(capsys, ["predict", str(other)], "a forecast needs a run with --data market, got")
+    with pytest.raises(ValueError, match="a forecast needs a run with --data market, got"):
+        forecast(other)

@@ -27,7 +27,7 @@ from obbo_lightning import (
     cli,
     online,
 )
-from obbo_lightning.training.checkpoints import CheckpointError
+from obbo_lightning.runs.checkpoints import CheckpointError
 from obbo_lightning.training.evaluation import evaluate
 
 pytestmark = [

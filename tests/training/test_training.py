@@ -12,10 +12,11 @@ from toy import SIX
 
 from obbo_lightning import cli, online
 from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.runs import checkpoints
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.layers import overlay, read_layers
-from obbo_lightning.training import checkpoints, run as runs
+from obbo_lightning.training import run as runs
 from obbo_lightning.training.recorder import Recorder
 
 # A network of three filters is far from convex.

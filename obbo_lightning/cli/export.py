@@ -1,0 +1,29 @@
+"""`export`: what a run has learned, as files that other programs read."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from obbo_lightning.cli.flags import Flags
+from obbo_lightning.serving.export import export
+from obbo_lightning.serving.parcel import title_of
+
+
+def run(arguments: list[str]) -> int:
+    """A folder with safetensors and JSON, and what else was asked for."""
+    flags = Flags("export")
+    flags.add_argument("run", type=Path, metavar="RUN_DIR")
+    flags.add_argument("out", type=Path, metavar="OUT")
+    flags.add_argument("--checkpoint", type=Path)
+    flags.add_argument("--format", default="safetensors", dest="kind")
+    asked = flags.parse_args(arguments)
+    parcel = export(asked.run, asked.out, asked.checkpoint, asked.kind)
+    console = Console()
+    console.print(f"{asked.out}: {title_of(parcel)}", soft_wrap=True, highlight=False)
+    for file in sorted(asked.out.iterdir()):
+        console.print(f"  {file.name}  {file.stat().st_size / 1000:.1f} kB", soft_wrap=True, highlight=False)
+    if parcel.few_shot:
+        console.print(f"next: python -m obbo_lightning predict {asked.out} --support DIR --query DIR", soft_wrap=True)
+    elif parcel.about.get("note"):
+        console.print(f"λ has no names: {parcel.about['note']}", soft_wrap=True, highlight=False)
+    return 0

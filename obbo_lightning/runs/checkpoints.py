@@ -1,0 +1,69 @@
+"""Checkpoints on disk: found, verified, read. No Lightning: whoever uses what was learned need not have it."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used."""
+
+
+def read_checkpoint(path: str | os.PathLike[str], map_location: Any = None) -> dict[str, Any]:
+    """A checkpoint's content; where there is a checksum beside it, the file must be what was written."""
+    file = Path(path)
+    if checksum_file(file).is_file() or not file.is_file():
+        verify_checkpoint(file)
+    checkpoint: dict[str, Any] = torch.load(file, map_location=map_location or "cpu", weights_only=True)
+    return checkpoint
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """All checkpoints of the run itself, oldest first."""
+    return sorted(directory.glob("round-*.ckpt"))
+
+
+def newest_checkpoint(directory: Path) -> Path:
+    """The newest checkpoint; refuses a damaged one and names the one before it."""
+    found = list_checkpoints(directory)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {directory}: the run was stopped before its first one; start it again")
+    try:
+        verify_checkpoint(found[-1])
+    except CheckpointError as damage:
+        raise CheckpointError(f"{damage}; {_other(found[:-1])}") from None
+    return found[-1]
+
+
+def _other(older: list[Path]) -> str:
+    for path in reversed(older):
+        try:
+            return f"the one before it: --checkpoint {verify_checkpoint(path)}"
+        except CheckpointError:
+            continue
+    return "there is no other one: start the run again"
+
+
+def verify_checkpoint(path: Path) -> Path:
+    """Return ``path`` if the file is what was written."""
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint {path} does not exist")
+    checksum = checksum_file(path)
+    if not checksum.is_file():
+        raise CheckpointError(f"checkpoint {path} has no checksum file {checksum.name} beside it")
+    if digest(path) != checksum.read_text().strip():
+        raise CheckpointError(f"checkpoint {path} is damaged (its checksum differs)")
+    return path
+
+
+def checksum_file(path: Path) -> Path:
+    """Where the checksum of a checkpoint is."""
+    return path.with_suffix(".sha256")
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
