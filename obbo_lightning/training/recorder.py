@@ -17,7 +17,7 @@ from obbo_lightning.runs.table import RoundTable
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import Ranks
-from obbo_lightning.training.rows import Row, columns_of
+from obbo_lightning.training.rows import columns_of
 from obbo_lightning.training.signals import Stopped, StopSignals
 
 
@@ -47,25 +47,29 @@ class Recorder(Checkpoint):
         self.timings = RoundTable(run.timings, ["round", "seconds", "evaluation_seconds"])
         self.untrained: list[float] = []
         self.tested: list[float] = []
-        self.row: Row = {}
-        self.clock: dict[str, float] = {}
+        self.due: list[float] = []  # the last of those that come every so many rounds
+        self.row: dict[str, Any] = {}
+        self.clock: dict[str, Any] = {}
         self.seconds_before = 0.0
         self.oracle_calls = 0
         self.signals = StopSignals()
         self._born = time.perf_counter()
         self._began = 0.0
         self._ended = False
+        self._goes_on = False  # behind a round that was judged because it was the last
         self._after_validation = 0  # the signal, or −1 for none, of a checkpoint that waits for a validation
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations that the summary compares."""
         seconds = self.seconds_before + time.perf_counter() - self._born
         calls = self.oracle_calls
-        return {"untrained": self.untrained, "tested": self.tested, "seconds": seconds, "oracle_calls": calls}
+        judged = {"untrained": self.untrained, "tested": self.tested, "due": self.due}
+        return {**judged, "seconds": seconds, "oracle_calls": calls}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the evaluations made before the checkpoint."""
         self.untrained, self.tested = state_dict["untrained"], state_dict["tested"]
+        self.due = state_dict.get("due", self.tested)
         self.seconds_before = state_dict["seconds"]
         self.oracle_calls = state_dict.get("oracle_calls", 0)
 
@@ -75,16 +79,22 @@ class Recorder(Checkpoint):
         self.signals.listen()
         trainer.should_stop = trainer.should_stop or self._ended
         if trainer.is_global_zero:
-            self.metrics.cut(trainer.global_step)
-            self.timings.cut(trainer.global_step)
+            self.row = self.metrics.cut(trainer.global_step)
+            self.clock = self.timings.cut(trainer.global_step)
+        self.row = trainer.strategy.broadcast(self.row)
+        self._goes_on = bool(self.row) and trainer.global_step % self.evaluate_every != 0 and self._is_judged()
         if not self.untrained:
-            self.untrained = self.tested = self._evaluate(_online(pl_module))
+            self.untrained = self.tested = self.due = self._evaluate(_online(pl_module))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Start the clock."""
+        """Start the clock; what was judged only because it was the last round then is so no longer."""
         self._began = time.perf_counter()
+        if self._goes_on:
+            self._goes_on, self.tested = False, self.due
+            if trainer.is_global_zero:
+                self.metrics.amend(self.row | {f"test_{self.metric}": None, f"test_{self.metric}_se": None})
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -118,7 +128,7 @@ class Recorder(Checkpoint):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Where somebody ended the run before its last round (early stopping, a time limit), judge what it has."""
-        if self.row and f"test_{self.metric}" not in self.row:
+        if self.row and not self._is_judged():
             self._test(_online(pl_module))
             if trainer.is_global_zero:
                 self.metrics.amend(self.row)
@@ -167,9 +177,14 @@ class Recorder(Checkpoint):
         several_lanes = len(values) > len(self.test)
         return (statistics.median(values), None) if several_lanes else mean_and_error(values)
 
+    def _is_judged(self) -> bool:
+        return not self.test or self.row.get(f"test_{self.metric}") not in (None, "")
+
     def _test(self, module: OnlineBilevelModule) -> None:
         began = time.perf_counter()
         self.tested = self._evaluate(module)
+        if module.trainer.global_step % self.evaluate_every == 0:
+            self.due = self.tested
         centre, error = self.centre_and_error(self.tested) if self.tested else (None, None)
         self.row |= {f"test_{self.metric}": centre, f"test_{self.metric}_se": error}
         self.clock["evaluation_seconds"] = time.perf_counter() - began

@@ -16,17 +16,14 @@ from rich.console import Console
 
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
-from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.summary import Judgement, print_summary, summarise, title_of
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.files import Settings
-from obbo_lightning.settings.schema import complete
 from obbo_lightning.streams.stream import Stream
 from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.training.allocator import keep_freed_memory
-from obbo_lightning.training.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.lanes import LaneRecorder
 from obbo_lightning.training.loggers import finish_logger, make_logger
@@ -138,29 +135,6 @@ def _conclude(
     notes = parts.module.problem.notes()
     run.write_summary({**summary, "notes": notes} if notes else summary)
     return figures, {**summary, "notes": notes}
-
-
-def resume(directory: Path, checkpoint: Path | None = None, devices: int | None = None) -> int:
-    """Go on with a run exactly where it stopped, and return the exit code of its process; refuses what is finished.
-
-    Args:
-        directory: of the run.
-        checkpoint: from here instead of the newest one.
-        devices: any number of processes goes on with a run.
-    """
-    warn_in_lines()
-    run = RunDirectory.existing(directory)
-    settings = complete(read_settings(run))
-    if devices is not None:
-        settings["trainer"]["devices"] = devices
-    if run.finished:
-        raise ValueError(f"{run.path} is finished: it has a {run.summary.name}")
-    if checkpoint:
-        chosen: Path | None = verify_checkpoint(checkpoint)
-    else:
-        # A run that was stopped before its first checkpoint begins again.
-        chosen = newest_checkpoint(run.checkpoints) if list_checkpoints(run.checkpoints) else None
-    return play_to_exit_code(settings, run, chosen, build(settings))
 
 
 def warn_in_lines() -> None:

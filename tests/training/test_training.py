@@ -14,6 +14,7 @@ from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.layers import overlay, read_layers
+from obbo_lightning.settings.schema import complete
 from obbo_lightning.training import checkpoints, run as runs
 from obbo_lightning.training.recorder import Recorder
 
@@ -49,7 +50,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def settings_of(arguments):
-    return runs.complete(read_layers(arguments)[0])
+    return complete(read_layers(arguments)[0])
 
 
 def fit(arguments, name="run", callbacks=()):
