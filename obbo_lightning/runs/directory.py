@@ -19,6 +19,8 @@ class RunDirectory:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
         self.timings = path / "timings.csv"
+        self.tasks = path / "tasks.csv"
+        self.sources = path / "sources.json"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
         self.figures = path / "figures"

@@ -65,6 +65,11 @@ class ExampleStream(FewShotStream):
             seed,
         )
         self.names = division.names
+        self._sources = division.digests(examples)
+
+    def sources(self) -> dict[str, str]:
+        """Of each class's examples, as they are in the file."""
+        return self._sources
 
 
 def read_examples(path: Path, label: str) -> tuple[NDArray[np.float64], NDArray[np.generic]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,6 +92,12 @@ class ImageFolderStream(FewShotStream):
             seed,
         )
         self.names = division.names
+        self._division = division
+
+    def sources(self) -> dict[str, str]:
+        """Of each class's pixels."""
+        source: Any = self.train.source
+        return self._division.digests(source.examples.numpy())
 
 
 def read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic]]:

@@ -12,6 +12,7 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of, positive
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
+from obbo_lightning.streams.fingerprints import digest_of
 from obbo_lightning.streams.market_data import (
     BadEvent,
     cut_event,
@@ -68,6 +69,7 @@ class MarketStream(Stream):
         threshold: of ``auto``: robust standard deviations that make a jump.
         lookback: of ``auto``: bars that the deviation is taken from.
         gap: of ``auto``: least bars between two events of a ticker.
+        beyond: rounds behind the event's bar, on the bars that followed it; the forecast is of the bars after those.
         seed: of the random validation and of simulated prices.
     """
 
@@ -75,6 +77,7 @@ class MarketStream(Stream):
     problem_type = SmoothingSpline
     may_differ = ("start",)
     lanes: pl.DataFrame
+    train: RollingSubsets
 
     def __init__(
         self,
@@ -92,9 +95,11 @@ class MarketStream(Stream):
         threshold: float = 8.0,
         lookback: int = 500,
         gap: int = 130,
+        beyond: int = 0,
         seed: int = 0,
     ) -> None:
         at_least("data.subset", subset, 4)
+        at_least("data.beyond", beyond, 0)
         at_least("data.lookback", lookback, 2)
         for name, value in (("subsets", subsets), ("horizon", horizon), ("gap", gap)):
             at_least(f"data.{name}", value, 1)
@@ -102,26 +107,42 @@ class MarketStream(Stream):
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
         self._first = positive("data.start", start)
-        training, before = training_mask(subset, validation, stride, offset, seed), subset + subsets
+        training, before, after = training_mask(subset, validation, stride, offset, seed), subset + subsets, beyond + horizon
         if prices is None:
             if events != "auto":
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
-            table, named = simulate_market(SIMULATED, before, horizon, seed)
+            table, named = simulate_market(SIMULATED, before, after, seed)
         elif events == "auto":
             table = read_prices(Path(prices).expanduser())
-            table, named = same_clock(table, detect_events(table, threshold, lookback, gap, before, horizon))
+            table, named = same_clock(table, detect_events(table, threshold, lookback, gap, before, after))
         else:
             table, named = same_clock(read_prices(Path(prices).expanduser()), read_events(Path(events).expanduser()))
         source = prices or "simulated prices"
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
         sources = source, source if events == "auto" else events
-        raw, chosen, self.skipped = _cut_all(table, named, sources, before, horizon, on_bad_event)
+        raw, chosen, self.skipped = _cut_all(table, named, sources, before, after, on_bad_event)
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
-        self.train = RollingSubsets(values, training, subsets)
-        self.validation = RollingSubsets(values[subsets:], training, 1)
-        self.test = RollingSubsets(values[subsets:], torch.arange(subset + horizon) < subset, 1)
+        self._before, rounds = before, subsets + beyond
+        self.train = RollingSubsets(values, training, rounds)
+        self.validation = RollingSubsets(values[rounds:], training, 1)
+        self.test = RollingSubsets(values[rounds:], torch.arange(subset + horizon) < subset, 1)
         self.lanes = chosen.with_columns(naive_mse=pl.Series(_naive(self.test[0]).tolist()))
+
+    def fingerprint(self, t: int, task: Task) -> str:
+        """Of the observations that round t is the first to see: the others were in the rounds before it."""
+        values, seen = self.train.values.numpy(), len(self.train.training)
+        return digest_of(values[t + seen - 1]) if t else digest_of(values[:seen], self.train.training.numpy())
+
+    def place(self, t: int) -> str:
+        seen = len(self.train.training)
+        return f"bar {t + seen} of every event" if t else f"one of the first {seen} bars of an event"
+
+    def sources(self) -> dict[str, str]:
+        """Of the prices up to each event's bar."""
+        columns = self.train.values[: self._before].T.contiguous().numpy()
+        names = zip(self.lanes["ticker"], self.lanes["timestamp"], strict=True)
+        return {f"{ticker} {moment}": digest_of(column) for (ticker, moment), column in zip(names, columns, strict=True)}
 
     def start(self, problem: Problem, seed: int) -> Tensor:
         """λ_1, the same for every event."""

@@ -2,18 +2,22 @@
 
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 
+from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import RoundTable
+from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import Ranks
@@ -47,6 +51,7 @@ class Recorder(Checkpoint):
         self.timings = RoundTable(run.timings, ["round", "seconds", "evaluation_seconds"])
         self.untrained: list[float] = []
         self.tested: list[float] = []
+        self.judged_on = [fingerprint_of(task) for task in test]
         self.due: list[float] = []  # the last of those that come every so many rounds
         self.row: dict[str, Any] = {}
         self.clock: dict[str, Any] = {}
@@ -56,6 +61,8 @@ class Recorder(Checkpoint):
         self._born = time.perf_counter()
         self._began = 0.0
         self._ended = False
+        self._other_tests = False
+        self._first: Tensor | None = None  # λ_1
         self._goes_on = False  # behind a round that was judged because it was the last
         self._after_validation = 0  # the signal, or −1 for none, of a checkpoint that waits for a validation
 
@@ -63,15 +70,20 @@ class Recorder(Checkpoint):
         """The evaluations that the summary compares."""
         seconds = self.seconds_before + time.perf_counter() - self._born
         calls = self.oracle_calls
-        judged = {"untrained": self.untrained, "tested": self.tested, "due": self.due}
+        judged = {"untrained": self.untrained, "tested": self.tested, "due": self.due, "judged_on": self.judged_on}
         return {**judged, "seconds": seconds, "oracle_calls": calls}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the evaluations made before the checkpoint."""
         self.untrained, self.tested = state_dict["untrained"], state_dict["tested"]
         self.due = state_dict.get("due", self.tested)
+        self._other_tests = state_dict.get("judged_on", self.judged_on) != self.judged_on
         self.seconds_before = state_dict["seconds"]
         self.oracle_calls = state_dict.get("oracle_calls", 0)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """What λ is before a checkpoint is loaded."""
+        self._first = _online(pl_module).outer.detach().clone()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the tables where the checkpoint ended; judge the untrained λ_1 once."""
@@ -83,8 +95,21 @@ class Recorder(Checkpoint):
             self.clock = self.timings.cut(trainer.global_step)
         self.row = trainer.strategy.broadcast(self.row)
         self._goes_on = bool(self.row) and trainer.global_step % self.evaluate_every != 0 and self._is_judged()
+        if self._other_tests:
+            self._judge_the_first_again(_online(pl_module))
         if not self.untrained:
             self.untrained = self.tested = self.due = self._evaluate(_online(pl_module))
+
+    def _judge_the_first_again(self, module: OnlineBilevelModule) -> None:
+        """Data that have grown have other test tasks: what is compared must be judged on the same ones."""
+        warnings.warn(f"the test tasks are others than before round {module.trainer.global_step}", stacklevel=2)
+        now, warm = module.outer.detach().clone(), module.judged_from
+        module.outer.data.copy_(now if self._first is None else self._first)
+        module.judged_from = Warm()
+        self.untrained = self._evaluate(module)
+        module.outer.data.copy_(now)
+        module.judged_from = warm
+        self.row |= {f"test_{self.metric}": None} if self.row else {}  # where no round follows, judge it again
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

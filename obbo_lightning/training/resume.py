@@ -15,6 +15,7 @@ from obbo_lightning.training.checkpoints import (
     read_checkpoint,
     verify_checkpoint,
 )
+from obbo_lightning.training.played import require_same_past
 from obbo_lightning.training.ranks import is_first
 from obbo_lightning.training.run import build, play_to_exit_code, warn_in_lines
 
@@ -71,6 +72,7 @@ def resume(
         _require_more(run, settings, start, rounds)
         settings["rounds"] = rounds
     parts = build(settings)  # refuses what is impossible before anything is changed
+    require_same_past(run, parts.stream, start.rounds, settings["tasks_per_round"], bool(data))
     if is_first():
         # Before config.yaml says more rounds: killed in between, the run is one that has to be finished as it was.
         run.summary.unlink(missing_ok=True)

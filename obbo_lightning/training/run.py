@@ -28,6 +28,7 @@ from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.lanes import LaneRecorder
 from obbo_lightning.training.loggers import finish_logger, make_logger
 from obbo_lightning.training.module import OnlineBilevelModule
+from obbo_lightning.training.played import Played
 from obbo_lightning.training.progress import RoundProgress
 from obbo_lightning.training.ranks import is_first, lost_a_rank
 from obbo_lightning.training.recorder import Recorder
@@ -108,7 +109,9 @@ def fit(
     logger = make_logger(settings, run, console) if first else None
     shown = [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
     many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
-    trainer = make_trainer(settings, [*many, recorder, *shown, *callbacks], logger or False, root=run.path)
+    played = Played(run, stream, settings["tasks_per_round"])
+    data.show = played.see
+    trainer = make_trainer(settings, [played, *many, recorder, *shown, *callbacks], logger or False, root=run.path)
     console.print(f"run directory {run.path}")
     trainer.fit(module, data, ckpt_path=checkpoint)
     if not first:
