@@ -1,7 +1,7 @@
 """What tells tasks apart: short digests of the numbers in them."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,23 +12,23 @@ from obbo_lightning.core.problem import Task
 DIGITS = 16
 
 
-def digest_of(*arrays: NDArray[Any]) -> str:
-    """Of kinds, shapes and bytes.
+def digest_of(*arrays: NDArray[Any], names: Sequence[str] = ()) -> str:
+    """Of names, kinds, shapes and bytes.
 
     >>> digest_of(np.arange(3)) == digest_of(np.arange(3)) != digest_of(np.arange(3.0))
     True
     """
-    found = hashlib.sha256()
+    found = hashlib.sha256("\n".join(names).encode())
     for array in arrays:
         found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        found.update(array if array.flags.c_contiguous else np.ascontiguousarray(array))
     return found.hexdigest()[:DIGITS]
 
 
 def fingerprint_of(task: Task) -> str:
     """A digest of a task's tensors and their names."""
-    names = np.array(sorted(task))
-    return digest_of(names, *(task[name].detach().cpu().numpy() for name in names.tolist()))
+    names = sorted(task)
+    return digest_of(*(task[name].detach().cpu().numpy() for name in names), names=names)
 
 
 def compare(before: Mapping[str, str], now: Mapping[str, str]) -> str:

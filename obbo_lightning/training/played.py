@@ -93,8 +93,11 @@ def require_same_past(run: RunDirectory, stream: Stream, rounds: int, tasks_per_
     differs = compare(before, stream.sources()) if before else ""
     if not (changed or differs):
         return
-    recorded = _recorded(run.tasks, rounds, tasks_per_round)
-    for (t, known), task in zip(recorded, _tasks(stream, rounds * tasks_per_round), strict=False):
+    tasks = _tasks_again(stream)
+    if tasks is None:
+        return
+    for t, known in _recorded(run.tasks, rounds, tasks_per_round):
+        task = next(tasks, None)
         if task is None:
             raise ValueError(f"data must have the {rounds} rounds that {run.path} played, and end before {stream.place(t)}")
         if known and stream.fingerprint(t, task) != known:
@@ -114,11 +117,12 @@ def _recorded(path: Path, rounds: int, tasks_per_round: int) -> Iterator[tuple[i
                 yield (int(row["round"]) - 1) * tasks_per_round + i, known[i] if i < len(known) else ""
 
 
-def _tasks(stream: Stream, count: int) -> Iterator[Task | None]:
-    """The first tasks, and None where there are no more."""
-    if has_random_access(stream.train):
-        yield from (stream.train[t] for t in range(min(count, len(stream.train))))
-    else:
-        again = getattr(stream.train, "so_far", stream.train)  # what waits for more must not do so here
-        yield from islice(iter(again() if callable(again) else again), count)
-    yield None
+def _tasks_again(stream: Stream) -> Iterator[Task] | None:
+    """All tasks that there are, from the first one on; None where they cannot be had again."""
+    train = stream.train
+    if has_random_access(train):
+        return (train[t] for t in range(len(train)))
+    if hasattr(train, "so_far"):  # what waits for more must not do so here
+        so_far: Iterator[Task] | None = train.so_far()
+        return so_far
+    return iter(train)

@@ -61,7 +61,9 @@ class Recorder(Checkpoint):
         self._born = time.perf_counter()
         self._began = 0.0
         self._ended = False
+        self._saved = 0  # round of the last checkpoint
         self._other_tests = False
+        self._trainer: L.Trainer | None = None
         self._first: Tensor | None = None  # λ_1
         self._goes_on = False  # behind a round that was judged because it was the last
         self._after_validation = 0  # the signal, or −1 for none, of a checkpoint that waits for a validation
@@ -89,6 +91,7 @@ class Recorder(Checkpoint):
         """Open the tables where the checkpoint ended; judge the untrained λ_1 once."""
         self.run.settle(Path(trainer.strategy.broadcast(str(self.run.path))))  # rank 0 has made it
         self.signals.listen()
+        self._trainer, self._saved = trainer, trainer.global_step
         trainer.should_stop = trainer.should_stop or self._ended
         if trainer.is_global_zero:
             self.row = self.metrics.cut(trainer.global_step)
@@ -120,6 +123,14 @@ class Recorder(Checkpoint):
             self._goes_on, self.tested = False, self.due
             if trainer.is_global_zero:
                 self.metrics.amend(self.row | {f"test_{self.metric}": None, f"test_{self.metric}_se": None})
+
+    def on_wait(self, what: str) -> None:
+        """No round is being played: a signal is answered at once."""
+        if self.signals.came and self._trainer is not None:
+            self._after_validation = self.signals.came
+            if self._trainer.global_step:
+                self._save(self._trainer)
+            raise Stopped(self.signals.came, self._trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -159,7 +170,7 @@ class Recorder(Checkpoint):
                 self.metrics.amend(self.row)
                 self.timings.amend(self.clock)
             self._after_validation = -1
-        if self._after_validation:
+        if self._after_validation or self._saved != trainer.global_step:
             self._save(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -183,6 +194,7 @@ class Recorder(Checkpoint):
 
     def _save(self, trainer: L.Trainer) -> None:
         stop, self._after_validation = self._after_validation, 0
+        self._saved = trainer.global_step
         save_checkpoint(trainer, self.run.checkpoints)
         if stop > 0 and not trainer.should_stop:
             raise Stopped(stop, trainer.global_step)

@@ -22,6 +22,7 @@ from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.streams.stream import Stream
+from obbo_lightning.streams.task_files import DamagedTask
 from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.datamodule import StreamDataModule
@@ -61,7 +62,8 @@ def build(settings: Settings) -> Parts:
     )
     at_least("evaluation.every", settings["evaluation"]["every"], 1)
     at_least("checkpoint.every", settings["checkpoint"]["every"], 1)
-    require_trainer(settings, module)
+    if require_trainer(settings, module) > 1 and hasattr(stream.train, "on_wait"):
+        raise ValueError("trainer.devices must be 1 for a stream that is waited for, got more")
     tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
     if len(stream.test) and tasks > len(stream.test):
         raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
@@ -111,6 +113,8 @@ def fit(
     many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
     played = Played(run, stream, settings["tasks_per_round"])
     data.show = played.see
+    if hasattr(stream.train, "on_wait"):  # whoever waits for tasks says so, and can be stopped there
+        stream.train.on_wait = lambda what: [listener.on_wait(what) for listener in (*shown, recorder)]
     trainer = make_trainer(settings, [played, *many, recorder, *shown, *callbacks], logger or False, root=run.path)
     console.print(f"run directory {run.path}")
     trainer.fit(module, data, ckpt_path=checkpoint)
@@ -155,6 +159,9 @@ def play_to_exit_code(settings: Settings, run: RunDirectory, checkpoint: Path | 
             return 0
         print(f"obbo: {stop}; {go_on}", file=sys.stderr)
         return 128 + stop.signum
+    except DamagedTask as damage:
+        print(f"obbo: {damage}; when it is mended {go_on}", file=sys.stderr)
+        return 2
     except FloatingPointError as blow_up:  # of all ranks in the same round
         if is_first():
             print(f"obbo: {blow_up}", file=sys.stderr)
