@@ -21,6 +21,7 @@ class RunDirectory:
         self.timings = path / "timings.csv"
         self.tasks = path / "tasks.csv"
         self.sources = path / "sources.json"
+        self.state = path / "state.json"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
         self.figures = path / "figures"

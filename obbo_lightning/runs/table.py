@@ -47,6 +47,7 @@ class RoundTable:
         csv.writer(self._file, lineterminator="\n").writerow(
             ["" if row.get(name) is None else row[name] for name in self.columns]
         )
+        self._file.flush()  # for those who watch
 
     def amend(self, row: dict[str, Any]) -> None:
         """Write the last row again."""

@@ -16,6 +16,7 @@ from obbo_lightning.core.problem import Task
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.state import RunState
 from obbo_lightning.runs.table import RoundTable
 from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.training.checkpoints import save_checkpoint
@@ -58,6 +59,7 @@ class Recorder(Checkpoint):
         self.seconds_before = 0.0
         self.oracle_calls = 0
         self.signals = StopSignals()
+        self.state = RunState()
         self._born = time.perf_counter()
         self._began = 0.0
         self._ended = False
@@ -94,6 +96,7 @@ class Recorder(Checkpoint):
         self._trainer, self._saved = trainer, trainer.global_step
         trainer.should_stop = trainer.should_stop or self._ended
         if trainer.is_global_zero:
+            self.state.open(self.run.state)
             self.row = self.metrics.cut(trainer.global_step)
             self.clock = self.timings.cut(trainer.global_step)
         self.row = trainer.strategy.broadcast(self.row)
@@ -119,6 +122,7 @@ class Recorder(Checkpoint):
     ) -> None:
         """Start the clock; what was judged only because it was the last round then is so no longer."""
         self._began = time.perf_counter()
+        self.state.say("playing")
         if self._goes_on:
             self._goes_on, self.tested = False, self.due
             if trainer.is_global_zero:
@@ -126,6 +130,7 @@ class Recorder(Checkpoint):
 
     def on_wait(self, what: str) -> None:
         """No round is being played: a signal is answered at once."""
+        self.state.say(f"waiting for {what}")
         if self.signals.came and self._trainer is not None:
             self._after_validation = self.signals.came
             if self._trainer.global_step:
@@ -201,6 +206,8 @@ class Recorder(Checkpoint):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Lightning tears nothing down after an exception."""
+        stopped = isinstance(exception, Stopped)
+        self.state.say(str(exception) if stopped else f"stopped by {type(exception).__name__}: {exception}")
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -208,6 +215,7 @@ class Recorder(Checkpoint):
         self.signals.give_back()
         self.metrics.close()
         self.timings.close()
+        self.state.close()
 
     def centre_and_error(self, values: Sequence[float]) -> tuple[float, float | None]:
         """What stands for an evaluation: like all of a row the median over lanes; tasks of one lane have a mean."""
@@ -229,6 +237,7 @@ class Recorder(Checkpoint):
     def _evaluate(self, module: OnlineBilevelModule) -> list[float]:
         """Each rank judges some of the tasks, and all know the scores."""
         ranks = _ranks(module)
+        self.state.say("evaluating")
         module.gather_start()
         scores = module.outer.detach().new_zeros(len(self.test), len(module.outer))
         for i in range(ranks.rank, len(self.test), ranks.size):
