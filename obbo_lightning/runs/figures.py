@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from obbo_lightning.runs.table import read_rounds
 
@@ -64,6 +65,7 @@ def _add_tests(axes: Axes, table: dict[str, np.ndarray], metric: str, untrained:
 def save_figure(figure: Figure, axes: Axes, path: Path) -> Path:
     """Write and close a figure; ``axes`` get the look of all of them."""
     axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # rounds are whole
     axes.grid(alpha=0.25)
     figure.savefig(path, dpi=120)
     plt.close(figure)

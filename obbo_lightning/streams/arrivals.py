@@ -1,4 +1,4 @@
-"""Places where tasks arrive: a folder of files, a file of lines, standard input. Nothing is read before it is complete."""
+"""Places where tasks arrive: a folder of files, a file of lines, standard input. What is incomplete is not read."""
 
 import os
 import select
@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
-from obbo_lightning.streams.task_files import READERS, Arrays, DamagedTask, Unreadable, read_json
+from obbo_lightning.streams.task_files import READERS, Arrays, DamagedTaskError, UnreadableError, read_json
 
 UNFINISHED = (".part", ".tmp")
 CHUNK = 1 << 16
@@ -62,15 +62,15 @@ class Folder:
         except FileNotFoundError:  # it was taken away before it was played
             self._next.clear()
             return None
-        except Unreadable as fault:
+        except UnreadableError as fault:
             now, known = (file.name, size, changed), self._unreadable
             self._unreadable, self._fault = now, f"{file} {fault}"
             if now == known and len(self._next) > 1:
-                raise DamagedTask(self._fault) from None
+                raise DamagedTaskError(self._fault) from None
             self._next.clear()  # look again who is the newest
             return None
-        except DamagedTask as damage:
-            raise DamagedTask(f"{file}: {damage}") from None
+        except DamagedTaskError as damage:
+            raise DamagedTaskError(f"{file}: {damage}") from None
         self.position, self._unreadable = self._next.popleft(), None
         return str(file), arrays
 
@@ -78,7 +78,9 @@ class Folder:
         names = sorted(name for name in os.listdir(self.path) if is_task(name))
         for name in names if self._listed is not None else ():
             if name <= self.position and name not in (self._listed or ()):
-                raise DamagedTask(f"{self.path / name} must come before {self.position}, which was played, and came after it")
+                raise DamagedTaskError(
+                    f"{self.path / name} must come before {self.position}, which was played, and came after it"
+                )
         self._listed = set(names)
         self._next = deque(name for name in names if name > self.position)
 
@@ -87,7 +89,7 @@ class Folder:
 
     def give_up(self) -> None:
         if self._unreadable:
-            raise DamagedTask(self._fault)
+            raise DamagedTaskError(self._fault)
 
 
 def is_task(name: str) -> bool:
@@ -112,7 +114,9 @@ class LinesOfAFile:
         with self.path.open("rb") as file:
             start = self.position["bytes"]
             if file.seek(0, os.SEEK_END) < start:
-                raise DamagedTask(f"{self.path} must only grow, and is shorter than the {start} bytes that were played")
+                raise DamagedTaskError(
+                    f"{self.path} must only grow, and is shorter than the {start} bytes that were played"
+                )
             file.seek(start)
             line = file.readline()
         if not line.endswith(b"\n"):
@@ -166,5 +170,5 @@ def read_line(where: str, line: bytes) -> Found:
     """A task from a line that is complete."""
     try:
         return where, read_json(line)
-    except (Unreadable, DamagedTask) as damage:
-        raise DamagedTask(f"{where}: {damage}") from None
+    except (UnreadableError, DamagedTaskError) as damage:
+        raise DamagedTaskError(f"{where}: {damage}") from None

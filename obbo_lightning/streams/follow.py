@@ -16,7 +16,7 @@ from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.streams.arrivals import Arrivals, Folder, Found, LinesOfAFile, StandardInput
 from obbo_lightning.streams.few_shot import DECIDED, facts_of
 from obbo_lightning.streams.stream import Metric, Stream
-from obbo_lightning.streams.task_files import Arrays, DamagedTask
+from obbo_lightning.streams.task_files import Arrays, DamagedTaskError
 
 POLL = 0.1  # seconds between two looks
 FEW_SHOT = {"support": "support_labels", "query": "query_labels"}
@@ -117,7 +117,9 @@ class Following(Iterator[Task]):
         self.arrivals = self.tasks.arrivals()
         for _ in range(0 if self.tasks.path == "-" else self._count):
             if self.arrivals.take() is None:
-                raise ValueError(f"data.path must have the {self._count} tasks that were played, and {self.tasks.path} has not")
+                raise ValueError(
+                    f"data.path must have the {self._count} tasks that were played, and {self.tasks.path} has not"
+                )
 
     def checked(self, found: Found) -> Task:
         """As tensors, if it is what the first one promised."""
@@ -129,8 +131,8 @@ class Following(Iterator[Task]):
             forms = {name: [str(values.dtype), list(values.shape)] for name, values in task.items()}
             self._like = self._like or forms
             _require_form(forms, self._like)
-        except DamagedTask as damage:
-            raise DamagedTask(f"{where}: {damage}") from None
+        except DamagedTaskError as damage:
+            raise DamagedTaskError(f"{where}: {damage}") from None
         self._count += 1
         return task
 
@@ -185,13 +187,13 @@ def _can_be_followed(path: Path) -> bool:
 
 def _tensors(arrays: Arrays, few_shot: bool, dtype: torch.dtype) -> Task:
     if not arrays:
-        raise DamagedTask("must hold arrays, and has none")
+        raise DamagedTaskError("must hold arrays, and has none")
     task = {}
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
-            raise DamagedTask(f"{name!r} must be numbers, got {array.dtype}")
+            raise DamagedTaskError(f"{name!r} must be numbers, got {array.dtype}")
         if not np.isfinite(array).all():
-            raise DamagedTask(f"{name!r} must be finite, and has NaN or infinity")
+            raise DamagedTaskError(f"{name!r} must be finite, and has NaN or infinity")
         floating = array.dtype.kind == "f" or (few_shot and name in FEW_SHOT)
         kind = dtype if floating else torch.bool if array.dtype.kind == "b" else torch.int64
         task[name] = torch.from_numpy(array.astype(np.float64 if floating else array.dtype)).to(kind)
@@ -200,24 +202,26 @@ def _tensors(arrays: Arrays, few_shot: bool, dtype: torch.dtype) -> Task:
 
 def _require_form(forms: dict[str, list[Any]], like: dict[str, list[Any]]) -> None:
     if forms.keys() != like.keys():
-        raise DamagedTask(f"must have the arrays {', '.join(like)} of the first task, got {', '.join(forms)}")
+        raise DamagedTaskError(f"must have the arrays {', '.join(like)} of the first task, got {', '.join(forms)}")
     for name, form in forms.items():
         if form != like[name]:
             wanted, got = (f"{kind.removeprefix('torch.')} {shape}" for kind, shape in (like[name], form))
-            raise DamagedTask(f"{name!r} must be {wanted} as in the first task, got {got}")
+            raise DamagedTaskError(f"{name!r} must be {wanted} as in the first task, got {got}")
 
 
 def _require_few_shot(task: Task) -> None:
     missing = [name for pair in FEW_SHOT.items() for name in pair if name not in task]
     if missing:
-        raise DamagedTask(f"must have support, support_labels, query and query_labels, and has no {', '.join(missing)}")
+        raise DamagedTaskError(
+            f"must have support, support_labels, query and query_labels, and has no {', '.join(missing)}"
+        )
     for name, labels in FEW_SHOT.items():
         examples, classes = task[name], task[labels]
         if classes.dtype != torch.int64 or classes.shape != examples.shape[:1] or not len(classes):
-            raise DamagedTask(
+            raise DamagedTaskError(
                 f"{labels!r} must be a whole number for each of the {name} examples {list(examples.shape)}, "
                 f"got {str(classes.dtype).removeprefix('torch.')} {list(classes.shape)}"
             )
     known = task["support_labels"].unique()
     if not torch.equal(known, torch.arange(len(known))) or not torch.isin(task["query_labels"], known).all():
-        raise DamagedTask("labels must be the classes 0, 1, …, each of them in support_labels")
+        raise DamagedTaskError("labels must be the classes 0, 1, …, each of them in support_labels")

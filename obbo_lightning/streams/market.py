@@ -107,7 +107,11 @@ class MarketStream(Stream):
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
         self._first = positive("data.start", start)
-        training, before, after = training_mask(subset, validation, stride, offset, seed), subset + subsets, beyond + horizon
+        training, before, after = (
+            training_mask(subset, validation, stride, offset, seed),
+            subset + subsets,
+            beyond + horizon,
+        )
         if prices is None:
             if events != "auto":
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
@@ -142,7 +146,9 @@ class MarketStream(Stream):
         """Of the prices up to each event's bar."""
         columns = self.train.values[: self._before].T.contiguous().numpy()
         names = zip(self.lanes["ticker"], self.lanes["timestamp"], strict=True)
-        return {f"{ticker} {moment}": digest_of(column) for (ticker, moment), column in zip(names, columns, strict=True)}
+        return {
+            f"{ticker} {moment}": digest_of(column) for (ticker, moment), column in zip(names, columns, strict=True)
+        }
 
     def start(self, problem: Problem, seed: int) -> Tensor:
         """λ_1, the same for every event."""

@@ -99,7 +99,9 @@ def require_same_past(run: RunDirectory, stream: Stream, rounds: int, tasks_per_
     for t, known in _recorded(run.tasks, rounds, tasks_per_round):
         task = next(tasks, None)
         if task is None:
-            raise ValueError(f"data must have the {rounds} rounds that {run.path} played, and end before {stream.place(t)}")
+            raise ValueError(
+                f"data must have the {rounds} rounds that {run.path} played, and end before {stream.place(t)}"
+            )
         if known and stream.fingerprint(t, task) != known:
             where = f"{stream.place(t)}, in round {t // tasks_per_round + 1}"
             raise ValueError(

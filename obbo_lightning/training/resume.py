@@ -112,7 +112,9 @@ def _require_more(run: RunDirectory, settings: Settings, start: Start, rounds: i
         raise ValueError(f"rounds must be at least the {start.rounds} that were played, got {rounds}")
     if rounds == start.rounds != settings["rounds"]:
         # The last round of a run is judged, and this one may not have been.
-        raise ValueError(f"rounds must be more than the {rounds} that were played, or {settings['rounds']}, got {rounds}")
+        raise ValueError(
+            f"rounds must be more than the {rounds} that were played, or {settings['rounds']}, got {rounds}"
+        )
 
 
 def _last_round(settings: Settings) -> int:

@@ -17,12 +17,12 @@ from rich.console import Console
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
-from obbo_lightning.runs.summary import Judgement, print_summary, summarise, title_of
+from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.task_files import DamagedTask
+from obbo_lightning.streams.task_files import DamagedTaskError
 from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.datamodule import StreamDataModule
@@ -109,7 +109,9 @@ def fit(
         if stream.skipped:
             pl.DataFrame(stream.skipped).write_csv(run.path / "skipped.csv")
     logger = make_logger(settings, run, console) if first else None
-    shown = [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
+    shown: list[Any] = (
+        [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
+    )
     many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
     played = Played(run, stream, settings["tasks_per_round"])
     data.show = played.see
@@ -124,7 +126,7 @@ def fit(
         lane_recorder.write(module, {f"test_{stream.metric.name}": recorder.tested})
     figures, summary = _conclude(settings, run, recorder, Parts(module, data, stream), time.perf_counter() - began)
     finish_logger(logger, run, console)
-    print_summary(console, settings, summary, figures)
+    print_summary(console, settings, summary, figures, run.path)
     return summary
 
 
@@ -139,6 +141,7 @@ def _conclude(
     summary = summarise(settings, rounds, judged, recorder.seconds_before + seconds)
     if stream.lanes is not None:
         summary |= {"events": len(stream.lanes), "events_skipped": len(stream.skipped)}
+        summary |= last_value(stream.lanes, stream.metric.name)
     notes = parts.module.problem.notes()
     run.write_summary({**summary, "notes": notes} if notes else summary)
     return figures, {**summary, "notes": notes}
@@ -159,7 +162,7 @@ def play_to_exit_code(settings: Settings, run: RunDirectory, checkpoint: Path | 
             return 0
         print(f"obbo: {stop}; {go_on}", file=sys.stderr)
         return 128 + stop.signum
-    except DamagedTask as damage:
+    except DamagedTaskError as damage:
         print(f"obbo: {damage}; when it is mended {go_on}", file=sys.stderr)
         return 2
     except FloatingPointError as blow_up:  # of all ranks in the same round

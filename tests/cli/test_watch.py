@@ -85,6 +85,8 @@ def test_mistakes_are_one_line(flags, said, capsys):
 
 
 def test_watching_does_not_import_torch(run):
-    script = "import sys; from obbo_lightning import cli; cli.main(['watch', sys.argv[1]]); print('torch' in sys.modules)"
+    script = (
+        "import sys; from obbo_lightning import cli; cli.main(['watch', sys.argv[1]]); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script, run.path], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"

@@ -16,7 +16,7 @@ import torch
 from obbo_lightning import cli
 from obbo_lightning.streams import arrivals, follow
 from obbo_lightning.streams.follow import FollowStream
-from obbo_lightning.streams.task_files import DamagedTask
+from obbo_lightning.streams.task_files import DamagedTaskError
 from obbo_lightning.training import run as runs
 
 FLAGS = ["fit", "--data", "follow", "--problem", "few_shot", "--problem.network", "mlp", "--evaluation.every", "4"]
@@ -115,7 +115,7 @@ def test_what_is_half_written_is_waited_for(here, monkeypatch):
     content = (whole / "0001.npz").read_bytes()
     half = lambda: (folder / "0001.npz").write_bytes(content[:100])  # noqa: E731
     Writer(monkeypatch, half, lambda: None, lambda: (folder / "0001.npz").write_bytes(content))
-    first, second = islice(following(folder, timeout=None), 2)
+    _, second = islice(following(folder, timeout=None), 2)
     assert torch.equal(second["query"], torch.tensor(task(1)["query"]).float())
     lines = here / "tasks.jsonl"
     lines.write_text(line(0) + line(1)[:50])
@@ -141,7 +141,7 @@ def test_a_damaged_task_is_named_with_its_rule(here, kind):
     one = json.loads(line(1))
     change(one)
     (here / "tasks.jsonl").write_text(line(0) + json.dumps(one) + "\n")
-    with pytest.raises(DamagedTask) as damage:
+    with pytest.raises(DamagedTaskError) as damage:
         list(following(here / "tasks.jsonl"))
     assert str(damage.value).startswith(f"{here / 'tasks.jsonl'}, line 2: ")
     assert rule in str(damage.value)
@@ -150,29 +150,31 @@ def test_a_damaged_task_is_named_with_its_rule(here, kind):
 def test_what_can_never_be_complete_is_damaged(here):
     write(here / "tasks", 0, 2)
     (here / "tasks" / "0001.npz").write_bytes(b"nonsense")
-    with pytest.raises(DamagedTask, match="0001.npz cannot be read as an npz file"):
+    with pytest.raises(DamagedTaskError, match=r"0001\.npz cannot be read as an npz file"):
         list(following(here / "tasks", timeout=None))  # there is a later one
     (here / "tasks" / "0002.npz").unlink()
-    with pytest.raises(DamagedTask, match="0001.npz cannot be read as an npz file"):
+    with pytest.raises(DamagedTaskError, match=r"0001\.npz cannot be read as an npz file"):
         list(following(here / "tasks"))  # it was waited for
     (here / "tasks.jsonl").write_text(line(0) + "nonsense\n")
-    with pytest.raises(DamagedTask, match=r"tasks.jsonl, line 2: cannot be read as JSON"):
+    with pytest.raises(DamagedTaskError, match=r"tasks.jsonl, line 2: cannot be read as JSON"):
         list(following(here / "tasks.jsonl"))
 
 
 def test_a_name_that_comes_too_late_and_a_file_that_shrinks_are_named(here, monkeypatch):
     write(here / "tasks", 1)
     Writer(monkeypatch, lambda: write(here / "tasks", 0))
-    with pytest.raises(DamagedTask, match=r"0000.npz must come before 0001.npz, which was played"):
+    with pytest.raises(DamagedTaskError, match=r"0000.npz must come before 0001.npz, which was played"):
         list(following(here / "tasks", timeout=None))
     lines = here / "tasks.jsonl"
     lines.write_text(line(0))
     Writer(monkeypatch, lambda: lines.write_text("{}\n"))
-    with pytest.raises(DamagedTask, match="must only grow"):
+    with pytest.raises(DamagedTaskError, match="must only grow"):
         list(following(lines, timeout=None))
 
 
-def test_a_run_that_is_stopped_and_killed_again_and_again_is_the_undisturbed_one(here, undisturbed, monkeypatch, capsys):
+def test_a_run_that_is_stopped_and_killed_again_and_again_is_the_undisturbed_one(
+    here, undisturbed, monkeypatch, capsys
+):
     """Two signals while it waits, a crash in a round, a timeout, a folder that has moved."""
     write(here / "tasks", *range(2))
     flags = [*FLAGS, "--data.path", "tasks", "--rounds", "10"]
@@ -188,9 +190,10 @@ def test_a_run_that_is_stopped_and_killed_again_and_again_is_the_undisturbed_one
     def crash(*arguments):
         raise ConnectionAbortedError
 
-    with monkeypatch.context() as patched, pytest.raises(ConnectionAbortedError):
+    with monkeypatch.context() as patched:
         patched.setattr(runs.RoundProgress, "on_train_batch_end", crash)
-        cli.main(["resume", str(run)])
+        with pytest.raises(ConnectionAbortedError):
+            cli.main(["resume", str(run)])
     assert cli.main(["resume", str(run), "--data.timeout", "0.01"]) == 0
     assert json.loads((run / "summary.json").read_text())["rounds"] == 6
     write(here / "tasks", 6, 7, 8)
@@ -251,10 +254,27 @@ def test_what_cannot_be_followed_is_one_line(here, capsys):
     np.savez("one.npz", x=np.zeros(3))
     plain = ["fit", "--data", "follow", "--rounds", "3"]
     for flags, said in {
-        ("--data.path", "nowhere", "--problem", "few_shot"): "data.path must be a folder, a file of JSON lines, or -, and",
-        ("--data.path", "one.npz", "--problem", "few_shot"): "data.path must be a folder, a file of JSON lines, or -, and",
+        (
+            "--data.path",
+            "nowhere",
+            "--problem",
+            "few_shot",
+        ): "data.path must be a folder, a file of JSON lines, or -, and",
+        (
+            "--data.path",
+            "one.npz",
+            "--problem",
+            "few_shot",
+        ): "data.path must be a folder, a file of JSON lines, or -, and",
         ("--data.path", "empty"): "problem must be given for data follow: few_shot, or file.py:Class, got none",
-        ("--data.path", "empty", "--data.timeout", "0", "--problem", "few_shot"): "data.timeout must be a positive finite",
+        (
+            "--data.path",
+            "empty",
+            "--data.timeout",
+            "0",
+            "--problem",
+            "few_shot",
+        ): "data.timeout must be a positive finite",
         ("--data.path", "empty", "--data.timeout", "0.01", "--problem", "few_shot"): "empty has brought none",
     }.items():
         assert cli.main([*plain, *flags]) == 2
