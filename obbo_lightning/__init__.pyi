@@ -72,6 +72,7 @@ from .problems.few_shot import FewShot as FewShot
 from .problems.quadratic import Quadratic as Quadratic
 from .problems.spline import SmoothingSpline as SmoothingSpline
 from .streams.few_shot import FewShotStream as FewShotStream
+from .streams.follow import FollowStream as FollowStream
 from .streams.quadratic import QuadraticStream as QuadraticStream
 from .streams.stream import Metric as Metric, Stream as Stream
 from .streams.tasks import Tasks as Tasks, TaskSequence as TaskSequence

@@ -99,35 +99,33 @@ class MarketStream(Stream):
         seed: int = 0,
     ) -> None:
         at_least("data.subset", subset, 4)
-        at_least("data.beyond", beyond, 0)
         at_least("data.lookback", lookback, 2)
-        for name, value in (("subsets", subsets), ("horizon", horizon), ("gap", gap)):
-            at_least(f"data.{name}", value, 1)
+        for name, value, least in (
+            ("subsets", subsets, 1),
+            ("horizon", horizon, 1),
+            ("gap", gap, 1),
+            ("beyond", beyond, 0),
+        ):
+            at_least(f"data.{name}", value, least)
         positive("data.threshold", threshold)
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
         self._first = positive("data.start", start)
-        training, before, after = (
-            training_mask(subset, validation, stride, offset, seed),
-            subset + subsets,
-            beyond + horizon,
-        )
+        training = training_mask(subset, validation, stride, offset, seed)
+        before, after, rounds = subset + subsets, beyond + horizon, subsets + beyond
         if prices is None:
             if events != "auto":
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
             table, named = simulate_market(SIMULATED, before, after, seed)
-        elif events == "auto":
-            table = read_prices(Path(prices).expanduser())
-            table, named = same_clock(table, detect_events(table, threshold, lookback, gap, before, after))
         else:
-            table, named = same_clock(read_prices(Path(prices).expanduser()), read_events(Path(events).expanduser()))
+            table, named = _read_both(prices, events, (threshold, lookback, gap, before, after))
         source = prices or "simulated prices"
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
         sources = source, source if events == "auto" else events
         raw, chosen, self.skipped = _cut_all(table, named, sources, before, after, on_bad_event)
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
-        self._before, rounds = before, subsets + beyond
+        self._before = before
         self.train = RollingSubsets(values, training, rounds)
         self.validation = RollingSubsets(values[rounds:], training, 1)
         self.test = RollingSubsets(values[rounds:], torch.arange(subset + horizon) < subset, 1)
@@ -169,6 +167,13 @@ def training_mask(subset: int, validation: str, stride: int, offset: int, seed: 
     generator = torch.Generator().manual_seed(derive_seed(seed, "validation"))
     held = 1 + torch.randperm(subset - 2, generator=generator)[: subset // stride]
     return ~torch.isin(place, held)
+
+
+def _read_both(prices: str, events: str, jumps: tuple[float, int, int, int, int]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Prices and events on one clock; ``jumps`` are what `detect_events` takes."""
+    table = read_prices(Path(prices).expanduser())
+    named = detect_events(table, *jumps) if events == "auto" else read_events(Path(events).expanduser())
+    return same_clock(table, named)
 
 
 def _cut_all(

@@ -280,3 +280,49 @@ def test_what_cannot_be_followed_is_one_line(here, capsys):
         assert cli.main([*plain, *flags]) == 2
         assert said in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+OWN = """
+import torch
+from obbo_lightning import Problem
+
+class Ridge(Problem):
+    def initial_outer(self, seed):
+        return torch.full((1, 1), 0.1, dtype=torch.float64)
+
+    def initial_inner(self, outer, task):
+        return torch.zeros(1, task["x"].shape[1], dtype=outer.dtype)
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        return (inner @ task["x"].T - task["y"]).square().mean(-1) + outer[:, 0] * inner.square().sum(-1)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        return (inner @ task["x"].T - task["y"]).square().mean(-1)
+"""
+
+
+def test_a_problem_of_ones_own_is_followed_in_its_precision(here, capsys):
+    (here / "mine.py").write_text(OWN)
+    rng = np.random.default_rng(0)
+    tasks = [{"x": rng.normal(size=(5, 2)).tolist(), "y": rng.normal(size=5).tolist()} for _ in range(3)]
+    (here / "tasks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in tasks))
+    flags = ["--data.path", "tasks.jsonl", "--problem", "mine.py:Ridge", "--algorithm.inner.start", "previous"]
+    assert cli.main(["fit", "--data", "follow", *flags, "--rounds", "3", "--trainer.accelerator", "cpu"]) == 0
+    assert json.loads(only_run("runs").joinpath("summary.json").read_text())["metric"] == "loss"
+    assert "lower is better" in capsys.readouterr().out
+
+
+def test_an_iterator_goes_on_from_its_state(here):
+    write(here / "tasks", *range(3))
+    (here / "tasks.jsonl").write_text("".join(map(line, range(3))))
+    for path in (here / "tasks", here / "tasks.jsonl"):
+        whole = list(following(path))
+        iterator = iter(following(path))
+        next(iterator)
+        state = iterator.state_dict()
+        next(iterator)
+        other = iter(following(path))
+        other.load_state_dict(state)
+        rest = list(other)
+        assert len(rest) == 2
+        assert all(torch.equal(a["query"], b["query"]) for a, b in zip(rest, whole[1:], strict=True))
