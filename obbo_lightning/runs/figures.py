@@ -44,7 +44,9 @@ def _draw_scores(table: dict[str, np.ndarray], path: Path, metric: str, untraine
     width = max(1, min(50, len(values) // 5))
     smooth = np.convolve(values, np.ones(width) / width, mode="valid")
     axes.plot(rounds, values, ".", color=BLUE, alpha=0.2, markersize=4)
-    axes.plot(rounds[width - 1 :], smooth, color=BLUE, label=f"stream, mean of {width} rounds")
+    axes.plot(
+        rounds[width - 1 :], smooth, color=BLUE, label=f"stream, mean of {width} rounds" if width > 1 else "stream"
+    )
     if np.isfinite(untrained):  # a stream need not have test tasks
         _add_tests(axes, table, metric, untrained)
     axes.set(xlabel="round t", ylabel=metric, title=title)
