@@ -14,6 +14,9 @@ class Ridge(Problem):
     def outer_loss(self, outer, inner, task, sample=None):
         return (inner @ task["x_new"].T - task["y_new"]).square().mean(-1)
 
+    def initial_outer(self, seed):  # λ_1
+        return torch.full((1, 1), 0.01)
+
     def initial_inner(self, outer, task):  # β_1
         return torch.zeros(len(outer), task["x"].shape[1], dtype=outer.dtype)
 
@@ -49,6 +52,3 @@ class DriftingRegressions(Stream):
             x = torch.randn(20, self.dim, generator=generator)
             task |= {f"x{kind}": x, f"y{kind}": x @ truth + self.noise * torch.randn(20, generator=generator)}
         return task
-
-    def start(self, problem, seed):  # λ_1
-        return torch.full((1, 1), 0.01)

@@ -74,6 +74,7 @@ from .problems.spline import SmoothingSpline as SmoothingSpline
 from .serving.forecast import Forecast as Forecast, forecast as forecast
 from .serving.learned import Adapted as Adapted, Learned as Learned, LearnedNetwork as LearnedNetwork, load as load
 from .streams.few_shot import FewShotStream as FewShotStream
+from .streams.follow import FollowStream as FollowStream
 from .streams.quadratic import QuadraticStream as QuadraticStream
 from .streams.stream import Metric as Metric, Stream as Stream
 from .streams.tasks import Tasks as Tasks, TaskSequence as TaskSequence

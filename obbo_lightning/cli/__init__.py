@@ -9,7 +9,9 @@ from obbo_lightning.threads import bound_spinning
 USAGE = """usage: obbo COMMAND [flags]
 
   fit                 play an online stream; with no flags, the embedded default
-  resume RUN_DIR...   go on with runs that were stopped, exactly where they were [--checkpoint FILE] [--devices N]
+  resume RUN_DIR...   go on with runs, exactly where they were [--rounds N: further] [--data.KEY VALUE: data that have
+                      grown] [--checkpoint FILE] [--devices N]
+  watch RUN_DIR...    what runs are doing now, a line each [--every SECONDS]
   validate RUN_DIR    adapt a run's outer variable to validation tasks and report [--tasks N] [--checkpoint FILE]
   test RUN_DIR        adapt a run's outer variable to test tasks and report [--tasks N] [--checkpoint FILE]
   export RUN_DIR OUT  what was learned as safetensors and JSON [--format onnx|torchscript] [--checkpoint FILE]
@@ -26,7 +28,7 @@ USAGE = """usage: obbo COMMAND [flags]
   obbo fit --config quadratic --algorithm sobow --algorithm.window 25 --seed 3
 """
 # Each is a module of this package with a function `run`, which takes the arguments and returns the exit code.
-COMMANDS = ("fit", "resume", "validate", "test", "export", "predict", "compare", "report", "dashboard")
+COMMANDS = ("fit", "resume", "watch", "validate", "test", "export", "predict", "compare", "report", "dashboard")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

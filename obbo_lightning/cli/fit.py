@@ -31,7 +31,10 @@ def _play(settings: Settings) -> int:
     from obbo_lightning.training.run import build, play_to_exit_code, warn_in_lines
 
     warn_in_lines()
-    parts = build(settings)  # refuses what is impossible before anything is written
+    try:
+        parts = build(settings)  # refuses what is impossible before anything is written
+    except KeyboardInterrupt:  # a stream may wait for its first task
+        return 130
     directory = RunDirectory(Path(settings["output"]))  # rank 0 names it for all
     if is_first():
         algorithm = short_name(settings["algorithm"]["name"])

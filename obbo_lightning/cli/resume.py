@@ -1,34 +1,59 @@
-"""`resume`: go on with runs that were stopped."""
+"""`resume`: go on with runs, where they were stopped or behind their end."""
 
 from pathlib import Path
+from typing import Any
 
 from obbo_lightning.cli.flags import Flags
 
 
 def run(arguments: list[str]) -> int:
     """One run, or several one after the other."""
-    from obbo_lightning.training.run import resume
+    from obbo_lightning.settings.flags import read_flags
+    from obbo_lightning.training.resume import resume
 
+    rest, data = _apart(arguments)
     parser = Flags("resume")
     parser.add_argument("directories", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--devices", type=int)
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--rounds", type=int)
+    asked = parser.parse_args(rest)
+    more = {"rounds": asked.rounds, "data": read_flags(data).settings.get("data")}
     if len(asked.directories) == 1:
-        return resume(asked.directories[0], asked.checkpoint, asked.devices)
+        return resume(asked.directories[0], asked.checkpoint, asked.devices, **more)
     if asked.checkpoint or asked.devices:
         raise ValueError("--checkpoint and --devices are for one RUN_DIR, got several")
-    return max(_resume_caught(directory) for directory in asked.directories)
+    return max(_resume_caught(directory, more) for directory in asked.directories)
 
 
-def _resume_caught(directory: Path) -> int:
+def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """This command's own flags, and those that set data; what else decides a result stays what it was."""
+    rest: list[str] = []
+    data: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        key, equals, _ = word.removeprefix("--").partition("=")
+        if not (word.startswith("--") and (key == "data" or "." in key)):
+            rest.append(word)
+            continue
+        if key.partition(".")[0] != "data":
+            raise ValueError(
+                f"resume takes --rounds, --data.KEY, --checkpoint and --devices, got --{key}: what else decides the "
+                "results of a run stays as it is"
+            )
+        data += [word] if equals or not words else [word, words.pop(0)]
+    return rest, data
+
+
+def _resume_caught(directory: Path, more: dict[str, Any]) -> int:
     """One of several: its failure is not the others'; a signal ends all of them."""
     from obbo_lightning.cli import refuse
-    from obbo_lightning.training.run import resume
+    from obbo_lightning.training.resume import resume
 
     print(f"run {directory}", flush=True)  # whose words follow
     try:
-        code = resume(directory)
+        code = resume(directory, **more)
     except ValueError as refusal:
         return refuse(str(refusal))
     if code >= 128:

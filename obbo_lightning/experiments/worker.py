@@ -24,7 +24,7 @@ def play(directory: Path) -> int:
     # catch_warnings also forgets which warnings were shown: each cell has its own
     with _said_to(directory / LOG), warnings.catch_warnings():
         try:
-            from obbo_lightning.training.run import resume
+            from obbo_lightning.training.resume import resume
 
             return resume(directory)
         except ValueError as refusal:

@@ -77,6 +77,7 @@ KINDS = {
             examples="examples.ExampleStream",
             market="market.MarketStream",
             quadratic="quadratic.QuadraticData",
+            follow="follow.FollowStream",
         ),
     ),
     "problem": Kind(

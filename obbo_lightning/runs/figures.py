@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from obbo_lightning.runs.table import read_rounds
 
@@ -43,7 +44,9 @@ def _draw_scores(table: dict[str, np.ndarray], path: Path, metric: str, untraine
     width = max(1, min(50, len(values) // 5))
     smooth = np.convolve(values, np.ones(width) / width, mode="valid")
     axes.plot(rounds, values, ".", color=BLUE, alpha=0.2, markersize=4)
-    axes.plot(rounds[width - 1 :], smooth, color=BLUE, label=f"stream, mean of {width} rounds")
+    axes.plot(
+        rounds[width - 1 :], smooth, color=BLUE, label=f"stream, mean of {width} rounds" if width > 1 else "stream"
+    )
     if np.isfinite(untrained):  # a stream need not have test tasks
         _add_tests(axes, table, metric, untrained)
     axes.set(xlabel="round t", ylabel=metric, title=title)
@@ -64,6 +67,7 @@ def _add_tests(axes: Axes, table: dict[str, np.ndarray], metric: str, untrained:
 def save_figure(figure: Figure, axes: Axes, path: Path) -> Path:
     """Write and close a figure; ``axes`` get the look of all of them."""
     axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # rounds are whole
     axes.grid(alpha=0.25)
     figure.savefig(path, dpi=120)
     plt.close(figure)

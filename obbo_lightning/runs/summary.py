@@ -12,7 +12,10 @@ from rich.table import Table
 
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.parts import short_name
+from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.problems.spline import SmoothingSpline
 from obbo_lightning.settings.files import Settings
+from obbo_lightning.settings.layers import at, part_class
 from obbo_lightning.streams.stream import Metric
 
 REGRETS = ("euclidean", "generalized", "exact")
@@ -77,38 +80,82 @@ def _middle(name: str, values: Sequence[float]) -> dict[str, float | None]:
     return {f"{name}_median": _known(float(median)), f"{name}_mad": _known(float(deviation))}
 
 
+def last_value(lanes: pl.DataFrame, metric: str) -> dict[str, Any]:
+    """How well the last value forecasts, where each lane has that; what a learned forecast must beat."""
+    name = f"naive_{metric}"
+    if name not in lanes.columns:
+        return {}
+    values = [value for value in lanes[name].to_list() if value is not None]
+    mean, _ = mean_and_error(values)
+    return {f"last_value_{metric}": _known(mean), f"last_value_{metric}_median": _middle("", values)["_median"]}
+
+
 def _known(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def print_summary(console: Console, settings: Settings, summary: dict[str, Any], figures: list[Path]) -> None:
-    """A small table, and where the figures are."""
+def print_summary(
+    console: Console, settings: Settings, summary: dict[str, Any], figures: list[Path], run: Path | None = None
+) -> None:
+    """What a run came to in plain words, where its figures are, and what can be done with it next."""
     metric = summary["metric"]
+    better = "higher is better" if summary["higher_is_better"] else "lower is better"
     table = Table(title=title_of(settings), show_header=False)
     if summary["test_tasks"]:
-        _add_tests(table, summary, metric)
+        _add_tests(table, summary, metric, better)
     recent = min(100, summary["rounds"])
-    table.add_row(f"stream {metric}, last {recent} rounds", _shown(summary[f"stream_{metric}_last_100"]))
-    for name in REGRETS:
+    stream = f"{metric} on the stream, last {recent} rounds, each judged before it is learned from; {better}"
+    table.add_row(stream, _shown(summary[f"stream_{metric}_last_100"]))
+    for name, meaning in _regrets(settings).items():
         if summary[f"regret_{name}"] is not None:
-            table.add_row(f"{name} regret", f"{summary[f'regret_{name}']:.4g}")
+            table.add_row(f"{meaning}; lower is better", f"{summary[f'regret_{name}']:.4g}")
     if summary["skipped"]:
         table.add_row("rounds skipped as not finite", str(summary["skipped"]))
-    for name, note in summary.get("notes", {}).items():
-        table.add_row(name, str(note))
     table.add_row("seconds", f"{summary['seconds']:.0f}")
     console.print(table)
+    for name, note in summary.get("notes", {}).items():
+        console.print(f"{name}: {note}", soft_wrap=True)
     for path in figures:
         console.print(f"figure {path}", soft_wrap=True)
+    for step in _next_steps(settings, run) if run else ():
+        console.print(f"next   python -m obbo_lightning {step}", soft_wrap=True, highlight=False)
 
 
-def _add_tests(table: Table, summary: dict[str, Any], metric: str) -> None:
-    table.add_row(f"untrained test {metric}", _with_error(summary, f"untrained_test_{metric}"))
-    table.add_row(f"test {metric} after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
+def _add_tests(table: Table, summary: dict[str, Any], metric: str, better: str) -> None:
+    judged, on = metric, f"{summary['test_tasks']} test tasks"
+    if f"last_value_{metric}" in summary:
+        judged, on = f"forecast error ({metric})", f"{summary['events']} events"
+    table.add_row(f"{judged} on {on} before learning; {better}", _with_error(summary, f"untrained_test_{metric}"))
+    table.add_row(f"{judged} on the same after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
     if not summary["higher_is_better"]:  # errors have long tails
         median, deviation = summary[f"test_{metric}_median"], summary[f"test_{metric}_mad"]
         table.add_row("its median ± median absolute deviation", f"{_shown(median)} ± {_shown(deviation)}")
-    table.add_row(f"gain, paired on {summary['test_tasks']} test tasks", _with_error(summary, "gain"))
+    if f"last_value_{metric}" in summary:
+        mean, middle = (_shown(summary[f"last_value_{metric}{end}"]) for end in ("", "_median"))
+        table.add_row(f"{judged} of the last price as the forecast; its median", f"{mean}; {middle}")
+    table.add_row("gain by learning, paired; above 0 is better", _with_error(summary, "gain"))
+
+
+def _regrets(settings: Settings) -> dict[str, str]:
+    """Those that say something, in words.
+
+    With steps that adapt to each coordinate the generalized one counts little but coordinates times rounds.
+    """
+    adaptive = at(settings, "algorithm.geometry").get("name") == "adaptive_diagonal"
+    regrets = {
+        "euclidean": "regret: squared norms of windowed hypergradients, summed over rounds",
+        "generalized": "generalized regret: squared lengths of the outer steps over α, summed",
+        "exact": "exact regret: the same of the true gradients",
+    }
+    return {name: meaning for name, meaning in regrets.items() if not (adaptive and name == "generalized")}
+
+
+def _next_steps(settings: Settings, run: Path) -> list[str]:
+    problem = part_class(settings, "problem")
+    steps = [f"resume {run} --rounds N"]
+    if problem is not None and issubclass(problem, FewShot):
+        return [f"predict {run} --support DIR --query DIR", f"export {run} OUT", *steps]
+    return [f"predict {run}", *steps] if problem is not None and issubclass(problem, SmoothingSpline) else steps
 
 
 def title_of(settings: Settings) -> str:

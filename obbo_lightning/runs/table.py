@@ -22,8 +22,8 @@ class RoundTable:
         self._file: Any = None
         self._last = 0
 
-    def cut(self, rounds: int) -> None:
-        """Open the file with its header and the rows of the first ``rounds`` rounds."""
+    def cut(self, rounds: int) -> dict[str, Any]:
+        """Open the file with its header and the rows of the first ``rounds`` rounds; returns the last one, as text."""
         kept = [",".join(self.columns)]
         if rounds:
             lines = self.path.read_text().splitlines()
@@ -36,6 +36,10 @@ class RoundTable:
         aside.write_text("\n".join(kept) + "\n")
         os.replace(aside, self.path)
         self._file = self.path.open("a", newline="")
+        if not rounds:
+            return {}
+        self._last = self._file.seek(0, os.SEEK_END) - len(kept[-1].encode()) - 1
+        return dict(zip(self.columns, next(csv.reader(kept[-1:])), strict=True))
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row; what a row does not have stays empty."""
@@ -43,6 +47,7 @@ class RoundTable:
         csv.writer(self._file, lineterminator="\n").writerow(
             ["" if row.get(name) is None else row[name] for name in self.columns]
         )
+        self._file.flush()  # for those who watch
 
     def amend(self, row: dict[str, Any]) -> None:
         """Write the last row again."""

@@ -36,8 +36,9 @@ class Forecast(NamedTuple):
     """The curves of some events.
 
     Attributes:
-        curves: a row a bar: ticker, event, step (0 is the event's bar, 1 the next), timestamp and actual price where
-            they are known, the fitted curve up to the event, and behind it the spline's forecast and the last value's.
+        curves: a row a bar: ticker, event, step (0 is the last bar that was played: the event's, or ``data.beyond``
+            bars after it), timestamp and actual price where they are known, the fitted curve up to there, and behind
+            it the spline's forecast and the last value's.
         events: a row an event: λ (``weight``), the last price, the forecast, how many of the bars are known, and on
             these the root mean squared error of both forecasts in prices, and their mean squared error in the units of
             the fit, as in a run's events.csv.
@@ -69,7 +70,7 @@ def forecast(
     bars: int | None = None,
     checkpoint: str | Path | None = None,
 ) -> Forecast:
-    """The last observations up to each event, fitted with the run's λ for it, and the next ones forecast.
+    """The last observations that were played of each event, fitted with the run's λ for it, and the next ones forecast.
 
     The spline is constant beyond the last observation, and so is its forecast.
 
@@ -92,7 +93,7 @@ def forecast(
         asked = read_events(Path(events).expanduser(), columns)
         table, asked = same_clock(table, asked)
         known = choose_events(known, asked, str(events), directory.path)
-    windows = _cut(table, known, source, data["subset"], max(bars, data["horizon"]), data["on_bad_event"])
+    windows = _cut(table, known, source, data, max(bars, data["horizon"]))
     return _solve(windows, known[windows.kept], data, bars)
 
 
@@ -106,9 +107,8 @@ def _prices(settings: Settings, given: str | Path | None, columns: Columns) -> t
     return made_up, "simulated prices"
 
 
-def _cut(
-    table: pl.DataFrame, events: pl.DataFrame, source: str, subset: int, ahead: int, on_bad_event: str
-) -> _Windows:
+def _cut(table: pl.DataFrame, events: pl.DataFrame, source: str, data: dict[str, Any], ahead: int) -> _Windows:
+    subset, beyond = data["subset"], data["beyond"]
     plain = table.with_columns(pl.col("timestamp").dt.replace_time_zone(None))
     series = series_of(plain, events["ticker"].unique().to_list(), source)
     prices = np.full((len(events), subset + ahead), np.nan)
@@ -116,13 +116,14 @@ def _cut(
     kept, bad = [], []
     moments = events["timestamp"].to_numpy()
     for i, ticker in enumerate(events["ticker"]):
-        bar = find_bar(series.get(ticker), moments[i], subset, 0)
+        bar = find_bar(series.get(ticker), moments[i], max(1, subset - beyond), beyond)
         if isinstance(bar, str):
             bad.append(BadEvent("events.csv", i + 1, ticker, name_moment(moments[i]), bar))
-            if on_bad_event == "raise":
+            if data["on_bad_event"] == "raise":
                 raise ValueError(f"{bad[-1]}")
             continue
-        there = slice(bar + 1 - subset, bar + 1 + ahead)
+        last = bar + beyond
+        there = slice(last + 1 - subset, last + 1 + ahead)
         found = series[ticker].prices[there]
         prices[i, : len(found)], times[i, : len(found)] = found, series[ticker].timestamps[there]
         kept.append(i)

@@ -76,6 +76,8 @@ def _with(settings: Settings, key: str, value: Any) -> Settings:
 def _value(key: str, text: str) -> Any:
     if not text:
         raise ConfigError(f"--{key} needs a value, got ''")
+    if text == "-":  # standard input; YAML would see a list
+        return text
     try:
         value = yaml.safe_load(text)
         return value if key.partition(".")[0] in FREE_TEXT else as_written(value)

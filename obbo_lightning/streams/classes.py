@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from obbo_lightning.core.randomness import derive_seed
+from obbo_lightning.streams.fingerprints import digest_of
 
 SPLITS = ("train", "validation", "test")
 
@@ -72,6 +73,10 @@ class Division:
         if not splits["train"]:
             raise ValueError("data.ratios and data.train_classes must leave classes to train on, got none")
         return cls(names.tolist(), numbers, splits)
+
+    def digests(self, examples: NDArray[np.generic]) -> dict[str, str]:
+        """Of each class's examples."""
+        return {name: digest_of(examples[self.numbers == c]) for c, name in enumerate(self.names)}
 
     @property
     def trained(self) -> NDArray[np.bool_]:

@@ -94,6 +94,11 @@ class ExampleStream(FewShotStream):
         )
         self.names, self.label = division.names, label
         self.columns = feature_columns(Path(path).expanduser(), label)
+        self._sources = division.digests(examples)
+
+    def sources(self) -> dict[str, str]:
+        """Of each class's examples, as they are in the file."""
+        return self._sources
 
     def inputs(self) -> dict[str, Any]:
         return {

@@ -92,6 +92,12 @@ class ImageFolderStream(FewShotStream):
             seed,
         )
         self.names = division.names
+        self._division = division
+
+    def sources(self) -> dict[str, str]:
+        """Of each class's pixels."""
+        source: Any = self.train.source
+        return self._division.digests(source.examples.numpy())
 
     def inputs(self) -> dict[str, Any]:
         trained_on = [self.names[c] for c in self.train.classes.tolist()]

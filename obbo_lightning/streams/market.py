@@ -13,6 +13,7 @@ from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of, positive
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
 from obbo_lightning.streams.columns import Columns
+from obbo_lightning.streams.fingerprints import digest_of
 from obbo_lightning.streams.market_data import (
     BadEvent,
     detect_events,
@@ -70,6 +71,7 @@ class MarketStream(Stream):
         threshold: of ``auto``: robust standard deviations that make a jump.
         lookback: of ``auto``: bars that the deviation is taken from.
         gap: of ``auto``: least bars between two events of a ticker.
+        beyond: rounds behind the event's bar, on the bars that followed it; the forecast is of the bars after those.
         seed: of the random validation and of simulated prices.
         columns: what ticker, timestamp and close are called in the files, ``timestamp=Date,close=Close`` or a mapping;
             Date, Datetime, Time, Symbol and Close, in any case, are found without it.
@@ -79,6 +81,7 @@ class MarketStream(Stream):
     problem_type = SmoothingSpline
     may_differ = ("start",)
     lanes: pl.DataFrame
+    train: RollingSubsets
 
     def __init__(
         self,
@@ -96,36 +99,59 @@ class MarketStream(Stream):
         threshold: float = 8.0,
         lookback: int = 500,
         gap: int = 130,
+        beyond: int = 0,
         seed: int = 0,
         columns: dict[str, str] | str | None = None,
     ) -> None:
-        at_least("data.subset", subset, 4)
-        at_least("data.lookback", lookback, 2)
-        for name, value, least in (("subsets", subsets, 1), ("horizon", horizon, 0), ("gap", gap, 1)):
+        counts = {"subset": (subset, 4), "subsets": (subsets, 1), "horizon": (horizon, 0), "beyond": (beyond, 0)}
+        for name, (value, least) in {**counts, "lookback": (lookback, 2), "gap": (gap, 1)}.items():
             at_least(f"data.{name}", value, least)
         positive("data.threshold", threshold)
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
         self._first = positive("data.start", start)
-        training, before = training_mask(subset, validation, stride, offset, seed), subset + subsets
+        training = training_mask(subset, validation, stride, offset, seed)
+        before, after = subset + subsets, beyond + horizon
         if prices is None:
             if events != "auto":
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
-            table, named = simulate_market(SIMULATED, before, horizon, seed)
+            table, named = simulate_market(SIMULATED, before, after, seed)
         else:
-            table, named = _read_both(prices, events, columns, (threshold, lookback, gap, before, horizon))
+            table, named = _read_both(prices, events, columns, (threshold, lookback, gap, before, after))
         source = prices or "simulated prices"
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
         sources = source, source if events == "auto" else events
-        raw, chosen, self.skipped = _cut_all(table, named, sources, before, horizon, on_bad_event)
+        raw, chosen, self.skipped = _cut_all(table, named, sources, before, after, on_bad_event)
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
-        self.train = RollingSubsets(values, training, subsets)
-        self.validation = RollingSubsets(values[subsets:], training, 1)
-        self.lanes = chosen
+        self._before, self.lanes = before, chosen
+        self.train = RollingSubsets(values, training, subsets + beyond)
+        self._judge_last(values[subsets + beyond :], training, horizon)
+
+    def _judge_last(self, values: Tensor, training: Tensor, horizon: int) -> None:
+        """What is behind the last round: validation in its own subset, and the forecast where something follows."""
+        self.validation = RollingSubsets(values, training, 1)
         if horizon:
-            self.test = RollingSubsets(values[subsets:], torch.arange(subset + horizon) < subset, 1)
-            self.lanes = chosen.with_columns(naive_mse=pl.Series(_naive(self.test[0]).tolist()))
+            forecast = torch.arange(len(training) + horizon) < len(training)
+            self.test = RollingSubsets(values, forecast, 1)
+            self.lanes = self.lanes.with_columns(naive_mse=pl.Series(_naive(self.test[0]).tolist()))
+
+    def fingerprint(self, t: int, task: Task) -> str:
+        """Of the observations that round t is the first to see: the others were in the rounds before it."""
+        values, seen = self.train.values.numpy(), len(self.train.training)
+        return digest_of(values[t + seen - 1]) if t else digest_of(values[:seen], self.train.training.numpy())
+
+    def place(self, t: int) -> str:
+        seen = len(self.train.training)
+        return f"bar {t + seen} of every event" if t else f"one of the first {seen} bars of an event"
+
+    def sources(self) -> dict[str, str]:
+        """Of the prices up to each event's bar."""
+        columns = self.train.values[: self._before].T.contiguous().numpy()
+        names = zip(self.lanes["ticker"], self.lanes["timestamp"], strict=True)
+        return {
+            f"{ticker} {moment}": digest_of(column) for (ticker, moment), column in zip(names, columns, strict=True)
+        }
 
     def start(self, problem: Problem, seed: int) -> Tensor:
         """λ_1, the same for every event."""

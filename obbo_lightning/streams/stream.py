@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.recipes import Part
+from obbo_lightning.streams.fingerprints import fingerprint_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -91,6 +92,24 @@ class Stream(Part, ABC):
         if outer is None:
             raise ValueError(f"{type(self).__name__} must say where λ starts, got none: it needs a method start")
         return outer
+
+    def fingerprint(self, t: int, task: Task) -> str:
+        """What tells task t of ``train`` from any other that could have been played; kept with the run.
+
+        A run goes on with data that have grown where every task that was played has the fingerprint that it had.
+        """
+        return fingerprint_of(task)
+
+    def place(self, t: int) -> str:
+        """What task t of ``train`` is called when it is another one than was played."""
+        return f"task {t + 1}"
+
+    def sources(self) -> dict[str, str]:
+        """Digests of what tasks are made from, by name (classes, events): which of them changed is said by them.
+
+        Nothing for a stream that is made from its settings alone.
+        """
+        return {}
 
     def _fitting(self, network: Any) -> Any:
         """A network, or its class with those of the facts that it takes and that were not given to it."""

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -115,6 +115,26 @@ class ArrivingRounds(IterableDataset[list[Task]]):
         return next((state for done, state in self._states if done == rounds), begun_with)
 
 
+class Seen(DataLoader[Any]):
+    """A loader that shows what it serves, in the order of the rounds and before any of it is changed.
+
+    Args:
+        dataset: the rounds.
+        first: number of the first one.
+        show: is called with the number of a round and its tasks.
+        options: of the loader.
+    """
+
+    def __init__(self, dataset: IterableDataset[Any], first: int, show: Callable[..., None], **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.first, self.show = first, show
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for t, tasks in enumerate(super().__iter__(), self.first):
+            self.show(t, tasks)
+            yield tasks
+
+
 class StreamDataModule(L.LightningDataModule):
     """Serves the tasks of a stream, those of one round a batch, in order, from the round that is next.
 
@@ -148,6 +168,7 @@ class StreamDataModule(L.LightningDataModule):
         self.rounds = rounds if rounds is None else at_least("rounds", rounds, 1)
         self.judged = judged
         self.workers = at_least("workers", workers, 0)
+        self.show: Callable[[int, list[Task]], None] = lambda t, tasks: None  # every round's tasks, before it is played
         self._arriving: ArrivingRounds | None = None
         self._state: Any = None
         if has_random_access(self.train):
@@ -168,9 +189,9 @@ class StreamDataModule(L.LightningDataModule):
         if has_random_access(self.train):
             assert self.rounds is not None
             rounds = Rounds(self.train, self.tasks_per_round, slots)
-            return self._loader(InOrder(rounds, range(played, self.rounds), self.rounds))
+            return self._seen(InOrder(rounds, range(played, self.rounds), self.rounds), played)
         self._arriving = ArrivingRounds(self.train, self.rounds, self.tasks_per_round, slots, played, self._state)
-        return self._loader(self._arriving)
+        return self._seen(self._arriving, played)
 
     def val_dataloader(self) -> DataLoader[Task]:
         """Validation tasks."""
@@ -198,6 +219,9 @@ class StreamDataModule(L.LightningDataModule):
 
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _seen(self, dataset: IterableDataset[Any], first: int) -> DataLoader[Any]:
+        return Seen(dataset, first, self.show, batch_size=None, num_workers=self.workers)
 
     def _loader(self, dataset: IterableDataset[Any]) -> DataLoader[Any]:
         return DataLoader(dataset, batch_size=None, num_workers=self.workers)

@@ -56,6 +56,11 @@ class RoundProgress(L.Callback):
         shown = f"{metric} {stream:.4g}{test}  regret {row['regret/euclidean']:.3g}  {speed:.1f}/s"
         self._progress.update(self._bar, completed=row["round"], shown=shown)
 
+    def on_wait(self, what: str) -> None:
+        """Say so."""
+        if self._progress is not None:
+            self._progress.update(self._bar, shown=f"waiting for {what}")
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Lightning tears nothing down after an exception."""
         self.teardown(trainer, pl_module, "fit")

@@ -2,23 +2,28 @@
 
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 
+from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.state import RunState
 from obbo_lightning.runs.table import RoundTable
+from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.clock import RoundClock
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import Ranks
-from obbo_lightning.training.rows import Row, columns_of
+from obbo_lightning.training.rows import columns_of
 from obbo_lightning.training.signals import Stopped, StopSignals
 
 
@@ -48,44 +53,90 @@ class Recorder(Checkpoint):
         self.timings = RoundTable(run.timings, ["round", "seconds", "evaluation_seconds"])
         self.untrained: list[float] = []
         self.tested: list[float] = []
-        self.row: Row = {}
-        self.clock: dict[str, float] = {}
+        self.judged_on = [fingerprint_of(task) for task in test]
+        self.due: list[float] = []  # the last of those that come every so many rounds
+        self.row: dict[str, Any] = {}
+        self.clock: dict[str, Any] = {}
         self.seconds_before = 0.0
         self.oracle_calls = 0
         self.signals = StopSignals()
+        self.state = RunState()
         self._born = time.perf_counter()
         self._clock = RoundClock()
         self._ended = False
+        self._saved = 0  # round of the last checkpoint
+        self._other_tests = False
+        self._trainer: L.Trainer | None = None
+        self._first: Tensor | None = None  # λ_1
+        self._goes_on = False  # behind a round that was judged because it was the last
         self._after_validation = 0  # the signal, or −1 for none, of a checkpoint that waits for a validation
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations that the summary compares."""
         seconds = self.seconds_before + time.perf_counter() - self._born
         calls = self.oracle_calls
-        return {"untrained": self.untrained, "tested": self.tested, "seconds": seconds, "oracle_calls": calls}
+        judged = {"untrained": self.untrained, "tested": self.tested, "due": self.due, "judged_on": self.judged_on}
+        return {**judged, "seconds": seconds, "oracle_calls": calls}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the evaluations made before the checkpoint."""
         self.untrained, self.tested = state_dict["untrained"], state_dict["tested"]
+        self.due = state_dict.get("due", self.tested)
+        self._other_tests = state_dict.get("judged_on", self.judged_on) != self.judged_on
         self.seconds_before = state_dict["seconds"]
         self.oracle_calls = state_dict.get("oracle_calls", 0)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """What λ is before a checkpoint is loaded."""
+        self._first = _online(pl_module).outer.detach().clone()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the tables where the checkpoint ended; judge the untrained λ_1 once."""
         self.run.settle(Path(trainer.strategy.broadcast(str(self.run.path))))  # rank 0 has made it
         self.signals.listen()
+        self._trainer, self._saved = trainer, trainer.global_step
         trainer.should_stop = trainer.should_stop or self._ended
         if trainer.is_global_zero:
-            self.metrics.cut(trainer.global_step)
-            self.timings.cut(trainer.global_step)
+            self.state.open(self.run.state)
+            self.row = self.metrics.cut(trainer.global_step)
+            self.clock = self.timings.cut(trainer.global_step)
+        self.row = trainer.strategy.broadcast(self.row)
+        self._goes_on = bool(self.row) and trainer.global_step % self.evaluate_every != 0 and self._is_judged()
+        if self._other_tests:
+            self._judge_the_first_again(_online(pl_module))
         if not self.untrained:
-            self.untrained = self.tested = self._evaluate(_online(pl_module))
+            self.untrained = self.tested = self.due = self._evaluate(_online(pl_module))
+
+    def _judge_the_first_again(self, module: OnlineBilevelModule) -> None:
+        """Data that have grown have other test tasks: what is compared must be judged on the same ones."""
+        warnings.warn(f"the test tasks are others than before round {module.trainer.global_step}", stacklevel=2)
+        now, warm = module.outer.detach().clone(), module.judged_from
+        module.outer.data.copy_(now if self._first is None else self._first)
+        module.judged_from = Warm()
+        self.untrained = self._evaluate(module)
+        module.outer.data.copy_(now)
+        module.judged_from = warm
+        self.row |= {f"test_{self.metric}": None} if self.row else {}  # where no round follows, judge it again
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Start the clock."""
+        """Start the clock; what was judged only because it was the last round then is so no longer."""
         self._clock.begin()
+        self.state.say("playing")
+        if self._goes_on:
+            self._goes_on, self.tested = False, self.due
+            if trainer.is_global_zero:
+                self.metrics.amend(self.row | {f"test_{self.metric}": None, f"test_{self.metric}_se": None})
+
+    def on_wait(self, what: str) -> None:
+        """No round is being played: a signal is answered at once."""
+        self.state.say(f"waiting for {what}")
+        if self.signals.came and self._trainer is not None:
+            self._after_validation = self.signals.came
+            if self._trainer.global_step:
+                self._save(self._trainer)
+            raise Stopped(self.signals.came, self._trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -119,13 +170,13 @@ class Recorder(Checkpoint):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Where somebody ended the run before its last round (early stopping, a time limit), judge what it has."""
-        if self.row and f"test_{self.metric}" not in self.row:
+        if self.row and not self._is_judged():
             self._test(_online(pl_module))
             if trainer.is_global_zero:
                 self.metrics.amend(self.row)
                 self.timings.amend(self.clock)
             self._after_validation = -1
-        if self._after_validation:
+        if self._after_validation or self._saved != trainer.global_step:
             self._save(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -149,12 +200,15 @@ class Recorder(Checkpoint):
 
     def _save(self, trainer: L.Trainer) -> None:
         stop, self._after_validation = self._after_validation, 0
+        self._saved = trainer.global_step
         save_checkpoint(trainer, self.run.checkpoints)
         if stop > 0 and not trainer.should_stop:
             raise Stopped(stop, trainer.global_step)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Lightning tears nothing down after an exception."""
+        stopped = isinstance(exception, Stopped)
+        self.state.say(str(exception) if stopped else f"stopped by {type(exception).__name__}: {exception}")
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -162,15 +216,21 @@ class Recorder(Checkpoint):
         self.signals.give_back()
         self.metrics.close()
         self.timings.close()
+        self.state.close()
 
     def centre_and_error(self, values: Sequence[float]) -> tuple[float, float | None]:
         """What stands for an evaluation: like all of a row the median over lanes; tasks of one lane have a mean."""
         several_lanes = len(values) > len(self.test)
         return (statistics.median(values), None) if several_lanes else mean_and_error(values)
 
+    def _is_judged(self) -> bool:
+        return not self.test or self.row.get(f"test_{self.metric}") not in (None, "")
+
     def _test(self, module: OnlineBilevelModule) -> None:
         began = time.perf_counter()
         self.tested = self._evaluate(module)
+        if module.trainer.global_step % self.evaluate_every == 0:
+            self.due = self.tested
         centre, error = self.centre_and_error(self.tested) if self.tested else (None, None)
         self.row |= {f"test_{self.metric}": centre, f"test_{self.metric}_se": error}
         self.clock["evaluation_seconds"] = time.perf_counter() - began
@@ -178,6 +238,7 @@ class Recorder(Checkpoint):
     def _evaluate(self, module: OnlineBilevelModule) -> list[float]:
         """Each rank judges some of the tasks, and all know the scores."""
         ranks = _ranks(module)
+        self.state.say("evaluating")
         module.gather_start()
         scores = module.outer.detach().new_zeros(len(self.test), len(module.outer))
         for i in range(ranks.rank, len(self.test), ranks.size):

@@ -15,16 +15,14 @@ import yaml
 from rich.console import Console
 
 from obbo_lightning.core.validation import at_least
-from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
-from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.runs.figures import draw_figures
-from obbo_lightning.runs.summary import Judgement, print_summary, summarise, title_of
+from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.files import Settings
-from obbo_lightning.settings.schema import complete
 from obbo_lightning.streams.stream import Stream
+from obbo_lightning.streams.task_files import DamagedTaskError
 from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.threads import take_threads
 from obbo_lightning.training.allocator import keep_freed_memory
@@ -32,6 +30,7 @@ from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.lanes import LaneRecorder
 from obbo_lightning.training.loggers import finish_logger, make_logger
 from obbo_lightning.training.module import OnlineBilevelModule
+from obbo_lightning.training.played import Played
 from obbo_lightning.training.progress import RoundProgress
 from obbo_lightning.training.ranks import is_first, local_processes, lost_a_rank
 from obbo_lightning.training.recorder import Recorder
@@ -65,7 +64,8 @@ def build(settings: Settings) -> Parts:
     )
     at_least("evaluation.every", settings["evaluation"]["every"], 1)
     at_least("checkpoint.every", settings["checkpoint"]["every"], 1)
-    require_trainer(settings, module)
+    if require_trainer(settings, module) > 1 and hasattr(stream.train, "on_wait"):
+        raise ValueError("trainer.devices must be 1 for a stream that is waited for, got more")
     tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
     if len(stream.test) and tasks > len(stream.test):
         raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
@@ -111,9 +111,15 @@ def fit(
         if stream.skipped:
             pl.DataFrame(stream.skipped).write_csv(run.path / "skipped.csv")
     logger = make_logger(settings, run, console) if first else None
-    shown = [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
+    shown: list[Any] = (
+        [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
+    )
     many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
-    trainer = make_trainer(settings, [*many, recorder, *shown, *callbacks], logger or False, root=run.path)
+    played = Played(run, stream, settings["tasks_per_round"])
+    data.show = played.see
+    if hasattr(stream.train, "on_wait"):  # whoever waits for tasks says so, and can be stopped there
+        stream.train.on_wait = lambda what: [listener.on_wait(what) for listener in (*shown, recorder)]
+    trainer = make_trainer(settings, [played, *many, recorder, *shown, *callbacks], logger or False, root=run.path)
     console.print(f"run directory {run.path}")
     trainer.fit(module, data, ckpt_path=checkpoint)
     if not first:
@@ -122,7 +128,7 @@ def fit(
         lane_recorder.write(module, {f"test_{stream.metric.name}": recorder.tested})
     figures, summary = _conclude(settings, run, recorder, Parts(module, data, stream), time.perf_counter() - began)
     finish_logger(logger, run, console)
-    print_summary(console, settings, summary, figures)
+    print_summary(console, settings, summary, figures, run.path)
     return summary
 
 
@@ -137,32 +143,10 @@ def _conclude(
     summary = summarise(settings, rounds, judged, recorder.seconds_before + seconds)
     if stream.lanes is not None:
         summary |= {"events": len(stream.lanes), "events_skipped": len(stream.skipped)}
+        summary |= last_value(stream.lanes, stream.metric.name)
     notes = parts.module.problem.notes()
     run.write_summary({**summary, "notes": notes} if notes else summary)
     return figures, {**summary, "notes": notes}
-
-
-def resume(directory: Path, checkpoint: Path | None = None, devices: int | None = None) -> int:
-    """Go on with a run exactly where it stopped, and return the exit code of its process; refuses what is finished.
-
-    Args:
-        directory: of the run.
-        checkpoint: from here instead of the newest one.
-        devices: any number of processes goes on with a run.
-    """
-    warn_in_lines()
-    run = RunDirectory.existing(directory)
-    settings = complete(read_settings(run))
-    if devices is not None:
-        settings["trainer"]["devices"] = devices
-    if run.finished:
-        raise ValueError(f"{run.path} is finished: it has a {run.summary.name}")
-    if checkpoint:
-        chosen: Path | None = verify_checkpoint(checkpoint)
-    else:
-        # A run that was stopped before its first checkpoint begins again.
-        chosen = newest_checkpoint(run.checkpoints) if list_checkpoints(run.checkpoints) else None
-    return play_to_exit_code(settings, run, chosen, build(settings))
 
 
 def warn_in_lines() -> None:
@@ -180,6 +164,9 @@ def play_to_exit_code(settings: Settings, run: RunDirectory, checkpoint: Path | 
             return 0
         print(f"obbo: {stop}; {go_on}", file=sys.stderr)
         return 128 + stop.signum
+    except DamagedTaskError as damage:
+        print(f"obbo: {damage}; when it is mended {go_on}", file=sys.stderr)
+        return 2
     except FloatingPointError as blow_up:  # of all ranks in the same round
         if is_first():
             print(f"obbo: {blow_up}", file=sys.stderr)

@@ -64,8 +64,8 @@ def make_trainer(
     return L.Trainer(**{**usual, **given, **own})
 
 
-def require_trainer(settings: Settings, module: OnlineBilevelModule) -> None:
-    """Let Lightning refuse what it cannot do here, before anything is written."""
+def require_trainer(settings: Settings, module: OnlineBilevelModule) -> int:
+    """Let Lightning refuse what it cannot do here, before anything is written; returns the number of processes."""
     try:
         trainer = make_trainer(settings)
     except (MisconfigurationException, ValueError, RuntimeError, TypeError, ImportError) as refusal:
@@ -77,6 +77,7 @@ def require_trainer(settings: Settings, module: OnlineBilevelModule) -> None:
             "steps alone can take algorithm.inner.precision bf16"
         )
     require_ranks(trainer, module.problem, len(module.outer), settings["tasks_per_round"])
+    return int(trainer.world_size)
 
 
 def _make_callback(entry: Settings) -> L.Callback:

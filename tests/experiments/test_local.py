@@ -27,8 +27,8 @@ def resume(directory):
         (directory / "summary.json").write_text("{}")
     return found["code"]
 
-sys.modules["obbo_lightning.training.run"] = types.ModuleType("run")
-sys.modules["obbo_lightning.training.run"].resume = resume
+sys.modules["obbo_lightning.training.resume"] = types.ModuleType("resume")
+sys.modules["obbo_lightning.training.resume"].resume = resume
 """
 PID = "import os\n(directory / 'pid').write_text(str(os.getpid()))\n"
 # What a run does: it remembers the signal, and stops when it is safe to.

@@ -94,7 +94,8 @@ def test_links_lead_somewhere(document):
 
 def test_every_config_is_complete_and_commented():
     from obbo_lightning.settings.layers import read_layers
-    from obbo_lightning.training.run import build, complete
+    from obbo_lightning.settings.schema import complete
+    from obbo_lightning.training.run import build
 
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         settings, _ = read_layers(["--config", str(path)])

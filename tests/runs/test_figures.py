@@ -1,9 +1,10 @@
 """The figures of one run."""
 
+import matplotlib.pyplot as plt
 import polars as pl
 from PIL import Image
 
-from obbo_lightning.runs.figures import draw_figures
+from obbo_lightning.runs.figures import draw_figures, save_figure
 
 
 def test_figures_are_drawn_of_a_table_with_gaps(tmp_path):
@@ -23,3 +24,10 @@ def test_figures_are_drawn_of_a_table_with_gaps(tmp_path):
     for path in drawn:
         with Image.open(path) as image:
             assert image.size == (720, 480)
+
+
+def test_ticks_are_on_whole_rounds(tmp_path):
+    figure, axes = plt.subplots()
+    axes.plot([1, 2, 3], [0, 1, 2])
+    save_figure(figure, axes, tmp_path / "one.png")
+    assert all(tick == round(tick) for tick in axes.get_xticks())

@@ -212,3 +212,18 @@ def test_a_run_of_something_else_is_refused():
     other = Path(__file__).parents[1] / "fixtures" / "runs_of_0.1.0" / "quadratic"
     with pytest.raises(ValueError, match="a forecast needs a run with --data market, got"):
         forecast(other)
+
+
+def test_a_run_that_went_on_behind_its_events_forecasts_from_where_it_ended(made, tmp_path, capsys):
+    _, prices, folder = made
+    flags = ["--data.horizon", "10", "--data.beyond", "4", "--rounds", "24"]
+    run = play(tmp_path, folder / "prices", folder / "events.csv", *flags)
+    found = forecast(run)
+    for ticker, weight in found.events.select("ticker", "weight").iter_rows():
+        closes = prices.filter(pl.col("ticker") == ticker)["close"].to_numpy()
+        curve = found.curves.filter(pl.col("ticker") == ticker)
+        expected = by_hand(closes, 63, weight, 10)
+        assert np.allclose(curve["fitted"][:SUBSET], expected[:SUBSET], rtol=1e-12)
+        assert np.allclose(curve["forecast"][SUBSET:], expected[SUBSET:], rtol=1e-12)
+    judged = pl.read_csv(run / "events.csv")
+    assert np.allclose(found.events["mse"], judged["test_mse"], rtol=1e-12)

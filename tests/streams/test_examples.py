@@ -123,7 +123,7 @@ def test_users_examples_become_a_run_with_flags_only(tmp_path, network, capsys):
     flags += ["--problem.network", "mlp", *network]
     fast = ["--rounds", "2", "--evaluation.tasks", "2", "--algorithm.inner.steps", "2"]
     assert cli.main(["fit", *flags, *fast, "--output", str(tmp_path / "runs")]) == 0
-    assert "gain, paired on 2 test tasks" in capsys.readouterr().out
+    assert "gain by learning, paired; above 0 is better" in capsys.readouterr().out
 
 
 def nan_in_row_4():

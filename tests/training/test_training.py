@@ -16,6 +16,7 @@ from obbo_lightning.runs import checkpoints
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.layers import overlay, read_layers
+from obbo_lightning.settings.schema import complete
 from obbo_lightning.training import run as runs
 from obbo_lightning.training.recorder import Recorder
 
@@ -51,7 +52,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def settings_of(arguments):
-    return runs.complete(read_layers(arguments)[0])
+    return complete(read_layers(arguments)[0])
 
 
 def fit(arguments, name="run", callbacks=()):
@@ -179,7 +180,8 @@ def test_a_run_directory_holds_what_the_readme_says(tiny, capsys):
     assert cli.main(["fit", *tiny]) == 0
     (path,) = (RunDirectory.create("runs", "tiny", "x").path.parent).glob("obbo-*")
     names = {p.name for p in path.iterdir()}
-    assert names == {"config.yaml", "metrics.csv", "timings.csv", "checkpoints", "summary.json", "figures"}
+    files = {"config.yaml", "metrics.csv", "timings.csv", "tasks.csv", "state.json", "summary.json"}
+    assert names == {*files, "checkpoints", "figures"}
     assert {p.name for p in (path / "figures").iterdir()} == {"regret.png", "accuracy.png"}
     assert [p.name for p in checkpoints.list_checkpoints(path / "checkpoints")] == [
         "round-00000008.ckpt",
@@ -193,7 +195,7 @@ def test_a_run_directory_holds_what_the_readme_says(tiny, capsys):
     assert [bool(row["test_accuracy"]) for row in table] == [False] * 4 + [True] + [False] * 4 + [True]
     assert "seconds" not in table[0]
     printed = capsys.readouterr().out
-    assert "untrained test accuracy" in printed
+    assert "accuracy on 2 test tasks before learning; higher is better" in " ".join(printed.replace("│", " ").split())
     assert str(path / "figures" / "regret.png") in printed.replace("\n", "")
 
 

@@ -1,0 +1,31 @@
+"""`watch`: what runs are doing now, from their files."""
+
+import sys
+import time
+from pathlib import Path
+
+from obbo_lightning.cli.flags import Flags
+from obbo_lightning.runs.watching import describe, find_runs
+
+
+def run(arguments: list[str]) -> int:
+    """A line a run, once or again and again until all are finished."""
+    parser = Flags("watch")
+    parser.add_argument("directories", nargs="+", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--every", type=float)
+    asked = parser.parse_args(arguments)
+    if asked.every is not None and not asked.every > 0:
+        raise ValueError(f"--every must be a positive number of seconds, got {asked.every:g}")
+    shown = 0
+    try:
+        while True:
+            runs = find_runs(asked.directories)
+            if shown and sys.stdout.isatty():
+                print(f"\x1b[{shown}F\x1b[J", end="")  # over what was shown before
+            print("\n".join(describe(one) for one in runs), flush=True)
+            shown = len(runs)
+            if asked.every is None or all(one.finished for one in runs):
+                return 0
+            time.sleep(asked.every)
+    except KeyboardInterrupt:
+        return 130
