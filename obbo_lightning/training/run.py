@@ -107,13 +107,10 @@ def fit(
     every = settings["evaluation"]["every"], settings["checkpoint"]["every"]
     recorder = Recorder(run, data.test, stream.metric.name, *every)
     if first:
-        write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
-        if stream.skipped:
-            pl.DataFrame(stream.skipped).write_csv(run.path / "skipped.csv")
+        _write_settings(settings, run, stream)
     logger = make_logger(settings, run, console) if first else None
-    shown: list[Any] = (
-        [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
-    )
+    silent = settings["trainer"].get("enable_progress_bar") is False
+    shown: list[Any] = [] if silent else [RoundProgress(recorder, console)]
     many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
     played = Played(run, stream, settings["tasks_per_round"])
     data.show = played.see
@@ -130,6 +127,12 @@ def fit(
     finish_logger(logger, run, console)
     print_summary(console, settings, summary, figures, run.path)
     return summary
+
+
+def _write_settings(settings: Settings, run: RunDirectory, stream: Stream) -> None:
+    write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
+    if stream.skipped:
+        pl.DataFrame(stream.skipped).write_csv(run.path / "skipped.csv")
 
 
 def _conclude(
