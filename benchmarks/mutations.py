@@ -1,0 +1,156 @@
+"""How many wrong lines the tests notice: python -m benchmarks.mutations [--room core …] [--count N] [--seed S].
+
+Each wrong line is put into a copy of the project, and the fast tests that run that line are played until one fails: first
+those of its own room, the shortest first, within ``--seconds`` for a line that nothing notices. Lines are planted
+by rule and drawn at random (``--count`` of each room), or are those of ``wrong_lines.yaml`` (``--by_hand``).
+
+Which test runs which line is measured once, with `coverage`, and remembered in ``--memory`` with all that was found: the same
+command goes on where it was stopped, and after new tests plays only what was not noticed.
+"""
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.noticing import Project, Seen, warm_up
+from benchmarks.wrong_lines import WrongLine, by_hand, planted
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "obbo_lightning"
+ROOMS = ("core", "problems", "streams", "training")
+
+
+class Finding(NamedTuple):
+    """What became of one wrong line.
+
+    Attributes:
+        wrong: the line.
+        noticed: the test that failed, or how its process ended; None if nobody noticed.
+    """
+
+    wrong: WrongLine
+    noticed: str | None
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Play them, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--room", nargs="+", default=ROOMS, help="folders of the package")
+    parser.add_argument("--count", type=int, default=100, help="wrong lines of each room")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of tests for one line that nothing notices")
+    parser.add_argument("--by_hand", action="store_true", help="those of wrong_lines.yaml, of all rooms")
+    parser.add_argument("--memory", type=Path, default=ROOT / ".mutations", help="folder for the map and the findings")
+    asked = parser.parse_args(words)
+    if asked.by_hand:
+        chosen, stale = by_hand(ROOT)
+        for complaint in stale:
+            print(f"stale: {complaint}")
+    else:
+        chosen = [wrong for room in asked.room for wrong in draw(ROOT, room, asked.count, asked.seed)]
+    findings = play_all(ROOT, PACKAGE, chosen, asked.memory, asked.jobs, asked.seconds)
+    print(table(findings))
+
+
+def draw(root: Path, room: str, count: int, seed: int) -> list[WrongLine]:
+    """So many of a room's wrong lines, at random; those of a larger count begin with those of a smaller one."""
+    folder = root / PACKAGE / room
+    found = planted(root, sorted(path.relative_to(root).as_posix() for path in folder.rglob("*.py")))
+    random.Random(f"{seed} {room}").shuffle(found)
+    return found[:count]
+
+
+def play_all(
+    root: Path, package: str, chosen: Sequence[WrongLine], memory: Path, jobs: int = 1, seconds: float = 60.0
+) -> list[Finding]:
+    """What becomes of each wrong line; what is in ``memory`` and still true is not played again."""
+    warm_up()
+    memory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        projects = [Project(root, Path(folder) / str(job), package) for job in range(jobs)]
+        tests = projects[0].map(memory / "map.json", jobs)
+        log = memory / "findings.jsonl"
+        known = _remembered(log)
+        left = [one for one in chosen if _key(one, root, tests) not in known]
+        children = []
+        for job, project in enumerate(projects):
+            child = os.fork()
+            if not child:
+                _play_share(project, left[job::jobs], tests, log, seconds)
+                os._exit(0)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+        known = _remembered(log)
+        return [Finding(one, known[_key(one, root, tests)]) for one in chosen if _key(one, root, tests) in known]
+
+
+def _play_share(
+    project: Project, chosen: Sequence[WrongLine], tests: dict[str, Seen], log: Path, seconds: float
+) -> None:
+    for wrong in chosen:
+        began = time.monotonic()
+        noticed = play(project, wrong, tests, seconds)
+        print(f"{'noticed' if noticed else 'NOT NOTICED'} ({time.monotonic() - began:.0f} s) {wrong} | {noticed or ''}", flush=True)
+        entry = {"key": _key(wrong, project.root, tests), "noticed": noticed}
+        with log.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def play(project: Project, wrong: WrongLine, tests: dict[str, Seen], seconds: float = 60.0) -> str | None:
+    """The test that notices a wrong line, if one does."""
+    text = wrong.put_into((project.root / wrong.file).read_text())
+    chosen = choose(wrong, project.package, tests, seconds)
+    if not chosen:
+        return None
+    expected = sum(tests[test].seconds for test in chosen)
+    return project.play(wrong.file, text, chosen, 60 + 5 * expected)
+
+
+def choose(wrong: WrongLine, package: str, tests: dict[str, Seen], seconds: float) -> list[str]:
+    """Tests that run a line (any line of its file, if it runs when it is imported), best first, for so many seconds."""
+    lines = range(wrong.line, wrong.line + wrong.before.count("\n") + 1)
+    able = [test for test, seen in tests.items() if seen.passed and any(seen.runs(wrong.file, n) for n in lines)]
+    if not able:
+        able = [test for test, seen in tests.items() if seen.passed and seen.runs(wrong.file)]
+    room = wrong.file.removeprefix(f"{package}/").partition("/")[0]
+    own = (f"tests/{room}/", wrong.file)
+    able.sort(key=lambda test: (not test.startswith(own), tests[test].seconds))
+    chosen: list[str] = []
+    for test in able:
+        seconds -= tests[test].seconds
+        if seconds < 0 and chosen:
+            break
+        chosen.append(test)
+    return chosen
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """By room, and what was not noticed."""
+    rooms: dict[str, list[bool]] = {}
+    for wrong, noticed in findings:
+        rooms.setdefault(wrong.file.split("/")[1].removesuffix(".py"), []).append(noticed is not None)
+    rooms["all"] = [noticed for room in rooms.values() for noticed in room]
+    lines = ["| room | wrong lines | noticed | rate |", "|---|---|---|---|"]
+    lines += [f"| {room} | {len(n)} | {sum(n)} | {sum(n) / max(1, len(n)):.1%} |" for room, n in rooms.items()]
+    return "\n".join([*lines, "", *(f"not noticed: {one.wrong}" for one in findings if one.noticed is None)])
+
+
+def _key(wrong: WrongLine, root: Path, tests: dict[str, Seen]) -> str:
+    return f"{wrong.file}:{wrong.start} {wrong.before} → {wrong.after}"
+
+
+def _remembered(log: Path) -> dict[str, str | None]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    return {entry["key"]: entry["noticed"] for entry in map(json.loads, lines)}
+
+
+if __name__ == "__main__":
+    main()
