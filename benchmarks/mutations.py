@@ -1,11 +1,11 @@
 """How many wrong lines the tests notice: python -m benchmarks.mutations [--room core …] [--count N] [--seed S].
 
-Each wrong line is put into a copy of the project, and the fast tests that run that line are played until one fails: first
-those of its own room, the shortest first, within ``--seconds`` for a line that nothing notices. Lines are planted
-by rule and drawn at random (``--count`` of each room), or are those of ``wrong_lines.yaml`` (``--by_hand``).
+Each wrong line is put into a copy of the project, and the fast tests that run that line are played until one fails,
+those of its own room first, and the shortest first; ``--seconds`` of them for a line that nothing notices. Lines are
+planted by rule and drawn at random (``--count`` of each room), or those of ``wrong_lines.yaml`` (``--by_hand``).
 
-Which test runs which line is measured once, with `coverage`, and remembered in ``--memory`` with all that was found: the same
-command goes on where it was stopped, and after new tests plays only what was not noticed.
+Which test runs which line is measured once, with `coverage`, and remembered in ``--memory`` with all that was found:
+the same command goes on where it was stopped, and after new tests plays only what was not noticed.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import json
 import os
 import random
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -55,6 +54,7 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"stale: {complaint}")
     else:
         chosen = [wrong for room in asked.room for wrong in draw(ROOT, room, asked.count, asked.seed)]
+    warm_up()
     findings = play_all(ROOT, PACKAGE, chosen, asked.memory, asked.jobs, asked.seconds)
     print(table(findings))
 
@@ -71,37 +71,40 @@ def play_all(
     root: Path, package: str, chosen: Sequence[WrongLine], memory: Path, jobs: int = 1, seconds: float = 60.0
 ) -> list[Finding]:
     """What becomes of each wrong line; what is in ``memory`` and still true is not played again."""
-    warm_up()
     memory.mkdir(parents=True, exist_ok=True)
+    log = memory / "findings.jsonl"
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         projects = [Project(root, Path(folder) / str(job), package) for job in range(jobs)]
         tests = projects[0].map(memory / "map.json", jobs)
-        log = memory / "findings.jsonl"
-        known = _remembered(log)
-        left = [one for one in chosen if _key(one, root, tests) not in known]
+        keys = {wrong: _key(wrong, projects[0]) for wrong in chosen}
+        asked = projects[0].digest(*(root / "tests").rglob("test_*.py"))
+        known = _remembered(log, asked)
+        left = [wrong for wrong in chosen if keys[wrong] not in known]
         children = []
         for job, project in enumerate(projects):
             child = os.fork()
             if not child:
-                _play_share(project, left[job::jobs], tests, log, seconds)
+                for wrong in left[job::jobs]:
+                    noticed = play(project, wrong, tests, seconds)
+                    print(f"{wrong}: {noticed or 'NOT NOTICED'}", flush=True)
+                    with log.open("a") as file:
+                        file.write(json.dumps({"key": keys[wrong], "tests": asked, "noticed": noticed}) + "\n")
                 os._exit(0)
             children.append(child)
         for child in children:
             os.waitpid(child, 0)
-        known = _remembered(log)
-        return [Finding(one, known[_key(one, root, tests)]) for one in chosen if _key(one, root, tests) in known]
+    known = _remembered(log, asked)
+    return [Finding(wrong, known[key]) for wrong, key in keys.items() if key in known]
 
 
-def _play_share(
-    project: Project, chosen: Sequence[WrongLine], tests: dict[str, Seen], log: Path, seconds: float
-) -> None:
-    for wrong in chosen:
-        began = time.monotonic()
-        noticed = play(project, wrong, tests, seconds)
-        print(f"{'noticed' if noticed else 'NOT NOTICED'} ({time.monotonic() - began:.0f} s) {wrong} | {noticed or ''}", flush=True)
-        entry = {"key": _key(wrong, project.root, tests), "noticed": noticed}
-        with log.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+def _key(wrong: WrongLine, project: Project) -> str:
+    return f"{wrong} in {project.digest(project.root / wrong.file)}"
+
+
+def _remembered(log: Path, tests: str) -> dict[str, str | None]:
+    """What was noticed stays so; what was not is asked again when there are other tests."""
+    entries = map(json.loads, log.read_text().splitlines() if log.exists() else [])
+    return {entry["key"]: entry["noticed"] for entry in entries if entry["noticed"] or entry["tests"] == tests}
 
 
 def play(project: Project, wrong: WrongLine, tests: dict[str, Seen], seconds: float = 60.0) -> str | None:
@@ -141,15 +144,6 @@ def table(findings: Sequence[Finding]) -> str:
     lines = ["| room | wrong lines | noticed | rate |", "|---|---|---|---|"]
     lines += [f"| {room} | {len(n)} | {sum(n)} | {sum(n) / max(1, len(n)):.1%} |" for room, n in rooms.items()]
     return "\n".join([*lines, "", *(f"not noticed: {one.wrong}" for one in findings if one.noticed is None)])
-
-
-def _key(wrong: WrongLine, root: Path, tests: dict[str, Seen]) -> str:
-    return f"{wrong.file}:{wrong.start} {wrong.before} → {wrong.after}"
-
-
-def _remembered(log: Path) -> dict[str, str | None]:
-    lines = log.read_text().splitlines() if log.exists() else []
-    return {entry["key"]: entry["noticed"] for entry in map(json.loads, lines)}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,10 @@ class Project:
         kept = old.get("tests", {}) if old.get("code") == code else {}
         stale = [name for name, digest in files.items() if kept.get(name, {}).get("digest") != digest]
         measured = self._measure(stale, jobs)
-        tests = {name: kept[name] if name not in stale else {"digest": files[name]} for name in files}
+        tests: dict[str, dict[str, Any]] = {name: kept[name] for name in files if name not in stale}
         for name in stale:
             own = {test: seen for test, seen in measured.items() if test.partition("::")[0].startswith(name)}
-            tests[name]["tests"] = own
+            tests[name] = {"digest": files[name], "tests": own}
         known.write_text(json.dumps({"code": code, "tests": tests}))
         return {
             test: Seen(seen["seconds"], seen["passed"], {f: int(bits, 16) for f, bits in seen["lines"].items()})
@@ -86,7 +87,7 @@ class Project:
 
     def _measure(self, names: list[str], jobs: int) -> dict[str, Any]:
         shares = [(self.copy / f"measured-{job}.json", names[job::jobs]) for job in range(min(jobs, len(names)))]
-        for child in [self._fork(lambda p=path, s=share: self._measured(p, s)) for path, share in shares]:
+        for child in [self._fork(partial(self._measured, *share)) for share in shares]:
             os.waitpid(child, 0)
         return {test: seen for path, _ in shares for test, seen in json.loads(path.read_text()).items()}
 
@@ -103,7 +104,8 @@ class Project:
         said.unlink(missing_ok=True)
         target.write_text(text)
         try:
-            child = self._fork(lambda: self._pytest(sorted({t.partition("::")[0] for t in tests}), Watcher(tests, said)))
+            files = sorted({test.partition("::")[0] for test in tests})
+            child = self._fork(partial(self._pytest, files, Watcher(tests, said)))
             code = wait(child, seconds)
         finally:
             target.write_text(right)
@@ -112,7 +114,7 @@ class Project:
         return said.read_text() if said.exists() else "timeout" if code is None else f"exit code {code}"
 
     def _pytest(self, names: list[str], plugin: object) -> int:
-        words = ["-o", "addopts=", "--strict-markers", "--doctest-modules", "-q", "-p", "no:cacheprovider", "-m", FAST]
+        words = ["-o", "addopts=", "--doctest-modules", "-q", "-p", "no:cacheprovider", "-m", FAST]
         # hypothesis was imported before pytest could rewrite its assertions
         words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
         if isinstance(plugin, Watcher):
@@ -131,8 +133,9 @@ class Project:
             sys.path.insert(0, str(self.copy))
             os.environ["PYTHONPATH"] = str(self.copy)
             log = os.open(self.copy / f"log-{os.getpid()}.txt", os.O_CREAT | os.O_WRONLY)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(log, number)
+                setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 (for as long as the child lives)
             code = int(action())
         except BaseException:
             traceback.print_exc()

@@ -10,11 +10,13 @@ import yaml
 
 BY_HAND = Path(__file__).with_name("wrong_lines.yaml")
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
-    **{ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.And: ast.Or, ast.Or: ast.And, ast.BitAnd: ast.BitOr},
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
-    **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
-}
+    one: other
+    for pair in (
+        *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or), (ast.BitAnd, ast.BitOr), (ast.Lt, ast.LtE)),
+        *((ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)),
+    )
+    for one, other in (pair, pair[::-1])
+} | dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ast.Mult)
 NAMES = {"sum": "mean", "mean": "sum", "min": "max", "max": "min", "amax": "amin", "any": "all", "all": "any"}
 SPOKEN = {"warn", "print", "add_argument", "filterwarnings", "getLogger", "setLevel", "TypeVar"}  # words for people
 HARMLESS = {"strict", "stacklevel", "help", "description", "retain_graph", "allow_unused", "maintain_order", "encoding"}
@@ -58,7 +60,9 @@ def by_hand(root: Path, path: Path = BY_HAND) -> tuple[list[WrongLine], list[str
     for entry in yaml.safe_load(path.read_text()):
         text = (root / entry["file"]).read_text()
         if text.count(entry["before"]) != 1:
-            stale.append(f"{entry['file']}: {entry['name']}: {entry['before']!r} is there {text.count(entry['before'])}×")
+            stale.append(
+                f"{entry['file']}: {entry['name']}: {entry['before']!r} is there {text.count(entry['before'])}×"
+            )
             continue
         place = text.index(entry["before"])
         line = text.count("\n", 0, place) + 1
@@ -87,15 +91,17 @@ def _planted_in(file: str, text: str) -> Iterator[WrongLine]:
 
 def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str, ast.AST]]:
     for node in _worth_changing(tree):
-        for name, wrong in _wrong_forms(node):
-            yield node, name, wrong  # type: ignore[misc]
+        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+            yield node.test, "condition", ast.UnaryOp(ast.Not(), node.test)
+        if isinstance(node, (ast.expr, ast.stmt)):
+            yield from ((node, name, wrong) for name, wrong in _wrong_forms(node))
 
 
 def _worth_changing(node: ast.AST) -> Iterator[ast.AST]:
     """Nodes whose change would change a result: no words for people, no types, nothing at the top that only names."""
     yield node
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "type_params", "bases", "keywords_of_class"):
+        if name in ("annotation", "returns", "decorator_list", "type_params", "bases"):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not _is_words(child):
@@ -137,8 +143,6 @@ def _wrong_forms(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "off by one", ast.Constant(value + 1)
         case ast.Constant(value=float() as value):
             yield "constant", ast.Constant(2 * value + (value == 0))
-        case ast.IfExp(test=test) | ast.If(test=test) if isinstance(node, ast.IfExp):
-            yield "condition", _with(node, test=ast.UnaryOp(ast.Not(), test))
         case ast.Subscript(slice=ast.Constant(value=str() as key)):
             yield "key", _with(node, slice=ast.Constant(f"{key}_"))
         case ast.Subscript(slice=ast.Slice() as part):
@@ -149,7 +153,7 @@ def _wrong_forms(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield from _wrong_calls(node)
 
 
-def _wrong_slices(part: ast.Slice) -> Iterator[ast.Slice]:
+def _wrong_slices(part: ast.Slice) -> Iterator[ast.AST]:
     for side in ("lower", "upper"):
         bound = getattr(part, side)
         if bound is not None:
@@ -158,9 +162,9 @@ def _wrong_slices(part: ast.Slice) -> Iterator[ast.Slice]:
 
 
 def _wrong_calls(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
-    if len(node.args) >= 2 and not any(isinstance(one, ast.Starred) for one in node.args[:2]):
-        if ast.unparse(node.func) not in ("isinstance", "getattr", "hasattr"):
-            yield "swapped arguments", _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
+    first = [one for one in node.args[:2] if not isinstance(one, ast.Starred)]
+    if len(first) == 2 and ast.unparse(node.func) not in ("isinstance", "getattr", "hasattr"):
+        yield "swapped arguments", _with(node, args=[*first[::-1], *node.args[2:]])
     for i, keyword in enumerate(node.keywords):
         if keyword.arg is not None and keyword.arg not in HARMLESS:
             yield "argument left out", _with(node, keywords=[*node.keywords[:i], *node.keywords[i + 1 :]])
@@ -171,10 +175,10 @@ def _wrong_calls(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _is_text(*nodes: ast.expr) -> bool:
-    return any(isinstance(n, ast.JoinedStr) or (isinstance(n, ast.Constant) and isinstance(n.value, str)) for n in nodes)
+    return any(isinstance(getattr(node, "value", None), str) or isinstance(node, ast.JoinedStr) for node in nodes)
 
 
-def _with(node: ast.AST, **fields: object) -> "ast.AST":
+def _with(node: ast.AST, **fields: object) -> ast.AST:
     changed = copy.copy(node)
     for name, value in fields.items():
         setattr(changed, name, value)
