@@ -20,11 +20,23 @@ import coverage
 import pytest
 
 FAST = "not slow and not nightly and not gpu and not slurm"
+LEFT_OUT = (
+    ".git",
+    ".venv",
+    ".mutations",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
+    "runs",
+    "build",
+    "dist",
+    "wandb",
+)
 # Imported before the first fork, so that no mutant waits for them; nothing of the project, which each child reads anew.
 HEAVY = (
     *("torch", "lightning.pytorch", "torchmetrics", "torchvision", "numba", "scipy.stats", "scipy.optimize", "polars"),
     *("matplotlib.pyplot", "hypothesis", "jsonargparse", "yaml", "jinja2", "rich.progress", "tensorboard"),
-    *("docstring_parser", "xdist.plugin", "hypothesis.strategies", "torch._dynamo"),
+    *("docstring_parser", "hypothesis.strategies", "torch._dynamo"),
 )
 
 
@@ -52,8 +64,10 @@ class Project:
     """
 
     def __init__(self, root: Path, copy: Path, package: str, tests: Collection[str] = ("tests",)) -> None:
-        ignored = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "*.egg-info", "runs-*", "wandb")
-        shutil.copytree(root, copy, ignore=ignored)
+        def left_out(folder: str, names: list[str]) -> list[str]:
+            return [n for n in names if n == "__pycache__" or (Path(folder) == root and n in LEFT_OUT)]
+
+        shutil.copytree(root, copy, ignore=left_out)
         self.root, self.copy, self.package, self.tests = root, copy, package, tests
 
     def digest(self, *files: Path) -> str:

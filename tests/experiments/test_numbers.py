@@ -56,7 +56,7 @@ def test_a_comparison_is_what_numpy_makes_of_long_runs(tmp_path):
         150,
     ]
     assert comparison.timings["seconds"].to_list()[:3] == [50 * 51 / 2, 100 * 101 / 2, 150 * 151 / 2]
-    assert comparison.rounds.filter(pl.col("label") == "adam", pl.col("seed") == 1)["calls"].to_list()[:2] == [20, 21]
+    assert comparison.rounds.filter(*last)["calls"].to_list()[:2] == [20, 21]
 
 
 def test_runs_of_different_lengths_are_not_paired(tmp_path):

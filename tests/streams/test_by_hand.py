@@ -1,0 +1,52 @@
+"""What a task is drawn from, written out: the mix of a drift, the square of an image, distinct examples, shares."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from obbo_lightning.streams.classes import StoredClasses, divide
+from obbo_lightning.streams.few_shot import Drawing, FewShotTasks
+from obbo_lightning.streams.images import read_folder
+from obbo_lightning.streams.synthetic import DrawnClasses
+
+
+def test_a_drift_is_a_bump_over_superclasses_that_goes_round_once_a_period():
+    classes, superclass = [3, 8, 9, 20, 21], {3: 7, 8: 7, 9: 2, 20: 11, 21: 2}
+    tasks = FewShotTasks(DrawnClasses(16), classes, 5, Drawing(ways=2, order="drift", period=40), (0,), superclass)
+    place = np.array([1, 1, 0, 2, 0]) / 3  # superclasses 2, 7 and 11 on a circle
+    for t in (0, 10, 33):
+        expected = np.exp(3 * np.cos(2 * np.pi * (place - t / 40)))
+        assert np.allclose(tasks.weights(t), expected, rtol=1e-5)
+
+
+def test_an_image_is_the_square_in_its_middle(tmp_path):
+    wide = np.zeros((16, 40, 3), np.uint8)
+    wide[:, 12:28] = 200
+    tall = wide.transpose(1, 0, 2).copy()
+    for name, pixels in (("a", wide), ("b", tall)):
+        (tmp_path / name).mkdir()
+        Image.fromarray(pixels).save(tmp_path / name / "x.png")
+    images, labels = read_folder(tmp_path, 16)
+    assert labels.tolist() == ["a", "b"]
+    assert (images == 200).all()
+
+
+def test_no_example_is_drawn_twice_in_a_task():
+    source = StoredClasses(torch.arange(12.0).reshape(12, 1), np.repeat([0, 1], 6))
+    for seed in range(20):
+        drawn = source.draw(torch.tensor([1] * 6 + [0] * 3), torch.Generator().manual_seed(seed)).flatten().tolist()
+        assert sorted(drawn[:6]) == [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
+        assert len(set(drawn[6:])) == 3
+        assert max(drawn[6:]) < 6
+
+
+@pytest.mark.parametrize(
+    ("count", "ratios", "sizes"),
+    [(8, [0.6, 0.2, 0.2], [5, 1, 2]), (11, [0.6, 0.2, 0.2], [7, 2, 2]), (4, [1, 1, 2], [1, 1, 2])],
+)
+def test_shares_are_rounded_where_they_end(count, ratios, sizes):
+    names = [f"class{i:02d}" for i in range(count)]
+    found = divide(names, ratios, (None, None, None))
+    assert [len(found[split]) for split in ("train", "validation", "test")] == sizes
+    assert sorted(sum(found.values(), [])) == list(range(count))
