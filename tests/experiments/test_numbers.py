@@ -50,11 +50,8 @@ def test_a_comparison_is_what_numpy_makes_of_long_runs(tmp_path):
         assert row["stream_last_100"] == pytest.approx(run.metrics["loss"].to_numpy()[50:].mean(), rel=1e-12)
         assert row["regret"] == 1.0
         assert row["calls"] == 20 + 149 / 2
-    assert comparison.timings.filter(pl.col("label") == "adam", pl.col("seed") == 1)["round"].to_list() == [
-        50,
-        100,
-        150,
-    ]
+    last = pl.col("label") == "adam", pl.col("seed") == 1
+    assert comparison.timings.filter(*last)["round"].to_list() == [50, 100, 150]
     assert comparison.timings["seconds"].to_list()[:3] == [50 * 51 / 2, 100 * 101 / 2, 150 * 151 / 2]
     assert comparison.rounds.filter(*last)["calls"].to_list()[:2] == [20, 21]
 

@@ -49,4 +49,4 @@ def test_shares_are_rounded_where_they_end(count, ratios, sizes):
     names = [f"class{i:02d}" for i in range(count)]
     found = divide(names, ratios, (None, None, None))
     assert [len(found[split]) for split in ("train", "validation", "test")] == sizes
-    assert sorted(sum(found.values(), [])) == list(range(count))
+    assert sorted(c for split in found.values() for c in split) == list(range(count))
