@@ -8,6 +8,8 @@ from PIL import Image
 from obbo_lightning.streams.classes import StoredClasses, divide
 from obbo_lightning.streams.few_shot import Drawing, FewShotTasks
 from obbo_lightning.streams.images import read_folder
+from obbo_lightning.streams.market import MarketStream, training_mask
+from obbo_lightning.streams.quadratic import QuadraticStream
 from obbo_lightning.streams.synthetic import DrawnClasses
 
 
@@ -50,3 +52,29 @@ def test_shares_are_rounded_where_they_end(count, ratios, sizes):
     found = divide(names, ratios, (None, None, None))
     assert [len(found[split]) for split in ("train", "validation", "test")] == sizes
     assert sorted(c for split in found.values() for c in split) == list(range(count))
+
+
+def test_lanes_of_a_quadratic_stream_drift_each_in_its_own_direction():
+    stream = QuadraticStream(lanes=3, drift=0.5)
+    still = QuadraticStream(lanes=3, drift=0.0)
+    for name in ("b", "c"):
+        moved = (stream[3][name] - still[3][name]) / (0.5 / 4**0.5)  # a unit vector a lane
+        assert torch.allclose(moved.norm(dim=-1), torch.ones(3, dtype=torch.float64))
+        for vectors in (moved, still[3][name]):
+            cosines = vectors @ vectors.T
+            assert float((cosines - torch.eye(3, dtype=torch.float64)).abs().max()) < 0.99
+
+
+def test_a_random_validation_never_has_the_ends():
+    for seed in range(30):
+        training = training_mask(8, "random", 2, 0, seed)
+        assert training[[0, -1]].all()
+        assert int((~training).sum()) == 4
+
+
+def test_the_naive_forecast_is_the_last_price_in_the_units_of_the_fit():
+    stream = MarketStream(subset=40, subsets=20, horizon=5)
+    for lane, naive in enumerate(stream.lanes["naive_mse"].to_list()[:5]):
+        prices = stream.train.values[20:65, lane].numpy()
+        seen, ahead = prices[:40], prices[40:]
+        assert naive == pytest.approx((((ahead - seen[-1]) / seen.std()) ** 2).mean(), rel=1e-10)
