@@ -1,6 +1,7 @@
 """What a task is drawn from, written out: the mix of a drift, the square of an image, distinct examples, shares."""
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from PIL import Image
@@ -9,6 +10,7 @@ from obbo_lightning.streams.classes import StoredClasses, divide
 from obbo_lightning.streams.few_shot import Drawing, FewShotTasks
 from obbo_lightning.streams.images import read_folder
 from obbo_lightning.streams.market import MarketStream, training_mask
+from obbo_lightning.streams.market_data import detect_events
 from obbo_lightning.streams.quadratic import QuadraticStream
 from obbo_lightning.streams.synthetic import DrawnClasses
 
@@ -78,3 +80,29 @@ def test_the_naive_forecast_is_the_last_price_in_the_units_of_the_fit():
         prices = stream.train.values[20:65, lane].numpy()
         seen, ahead = prices[:40], prices[40:]
         assert naive == pytest.approx((((ahead - seen[-1]) / seen.std()) ** 2).mean(), rel=1e-10)
+
+
+def test_jumps_are_those_of_a_loop_over_bars_and_a_gap_is_at_least_so_many():
+    rng = np.random.default_rng(0)
+    bars, lookback, gap = 160, 20, 30
+    steps = 0.001 * rng.normal(size=(4, bars))
+    steps[0, [60, 90, 119]] += 0.03  # 30 bars on, and 29
+    steps[2, [10, 100]] -= 0.02  # the first has too few bars before it
+    times = np.datetime64("2021-01-04", "us") + np.arange(bars) * np.timedelta64(1, "h")
+    closes = 50 * np.exp(steps.cumsum(1))
+    tables = [pl.DataFrame({"ticker": f"T{i}", "timestamp": times, "close": close}) for i, close in enumerate(closes)]
+    returns = np.diff(np.log(closes), axis=1, prepend=np.nan)
+    sizes = np.abs(returns - np.median(returns, axis=0))
+    expected = []
+    for i in range(4):
+        last = -np.inf
+        for bar in range(lookback + 1, bars):
+            score = sizes[i, bar] / (1.4826 * np.median(sizes[i, bar - lookback : bar]))
+            if score >= 8 and bar - last >= gap:
+                expected.append((times[bar].astype(object), f"T{i}", score))
+                last = bar
+    found = detect_events(pl.concat(tables).with_row_index("row", offset=1), 8, lookback, gap)
+    rows = list(found.select("timestamp", "ticker", "score").iter_rows())
+    assert [row[:2] for row in rows] == [row[:2] for row in sorted(expected)]
+    assert [row[2] for row in rows] == pytest.approx([row[2] for row in sorted(expected)])
+    assert [np.flatnonzero(times == np.datetime64(when))[0] for when, name, _ in rows if name == "T0"] == [60, 90]
