@@ -4,11 +4,27 @@ import pytest
 import torch
 from toy import F64, Nonlinear, toy_point, toy_task
 
-from obbo_lightning import OAGD, OBBO, ConjugateGradient, FixedPoint, GradientDescent, Sample, Unrolled, Warm, online
+from obbo_lightning import (
+    OAGD,
+    OBBO,
+    Box,
+    ConjugateGradient,
+    FixedPoint,
+    GradientDescent,
+    L2Ball,
+    Sample,
+    Simplex,
+    Unrolled,
+    Warm,
+    online,
+)
 from obbo_lightning.core.estimates import estimate, judge, solve
+from obbo_lightning.core.hypergradients.base import relative_norm
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.rounds import combine
 from obbo_lightning.core.share import Share, stack_warm
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 
 def test_the_error_and_the_yardstick_are_of_the_newest_task():
@@ -68,3 +84,66 @@ def test_warm_starts_side_by_side_are_lanes_in_the_order_of_the_tasks():
 
 def test_samples_of_one_size_differ_by_seed():
     assert Sample(1, 5).indices(100).tolist() != Sample(2, 5).indices(100).tolist()
+
+
+def test_a_rounds_losses_are_those_of_its_own_tasks_also_where_past_ones_are_solved_again():
+    inner = GradientDescent(steps=3, lr=0.1)
+    oagd = OAGD(window=3, lr=0.1, inner=inner, hypergradient=FixedPoint(3, lr=0.1))
+    tasks = [toy_task(seed=n) for n in range(4)]
+    outer, carried = toy_point(), torch.zeros(2, 3, dtype=F64)
+    for task, played in zip(tasks, online(Nonlinear(), oagd, tasks, outer), strict=True):
+        for _ in range(3):
+            carried = carried.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(Nonlinear().inner_loss(outer, carried, task).sum(), carried)
+            carried = carried - 0.1 * gradient
+        assert torch.allclose(played.loss, Nonlinear().outer_loss(outer, carried, task), rtol=1e-12)
+        assert torch.allclose(played.inner_loss, Nonlinear().inner_loss(outer, carried, task), rtol=1e-12)
+        outer = played.step.outer
+
+
+def test_the_exact_regret_is_of_the_mean_gradient_of_a_rounds_tasks():
+    stream = QuadraticStream(lanes=2, rounds=6)
+    algorithm = OBBO(lr=0.05, window=2, inner=GradientDescent(steps=2, lr=0.5), hypergradient=FixedPoint(4, lr=0.5))
+    rounds = [[stream[3 * t + j] for j in range(3)] for t in range(2)]
+    outer, past, regret = stream.initial_outer(), [], torch.zeros(2, dtype=F64)
+    for tasks, played in zip(rounds, online(stream.problem, algorithm, rounds, outer, regret_window=2), strict=True):
+        past.append(torch.stack([stream.problem.hypergradient(outer, task)[0] for task in tasks]).mean(0))
+        regret = regret + (torch.stack(past[-2:]).sum(0) / 2).square().sum(-1)
+        assert torch.allclose(played.step.regret["exact"], regret, rtol=1e-12)
+        error = (played.step.hypergradient - past[-1]).norm(dim=-1)
+        assert torch.allclose(played.step.hypergradient_error, error, rtol=1e-12)
+        outer = played.step.outer
+
+
+def test_processes_that_divide_lanes_count_their_calls_once():
+    stream = QuadraticStream(lanes=5)
+    algorithm = OBBO(inner=GradientDescent(steps=7, lr=0.5), hypergradient=FixedPoint(3, lr=0.5))
+    met, outer = [(stream[0], Warm())], stream.initial_outer() + 0.1
+    parts = []
+    for lanes in (None, slice(0, 2), slice(2, 5)):
+        share = Share(lanes=lanes)
+        solved = [solve(stream.problem, algorithm, share, outer, met, Key())]
+        judged = [judge(algorithm, one) for one in solved[0]]
+        sent = []
+        combine(solved, judged, Share(lanes=lanes, total=lambda flat, sent=sent: sent.append(flat) or flat), 5)
+        parts.append(sent[0])
+    whole, left, right = parts
+    assert torch.allclose(left + right, whole, rtol=1e-12)
+
+
+def test_relative_norms_of_nothing_are_zero_and_of_an_overflow_infinite():
+    zero, one = torch.zeros(1, 2, dtype=F64), torch.tensor([[3.0, 4.0]], dtype=F64)
+    blown = torch.full((1, 2), torch.nan, dtype=F64)
+    assert relative_norm(zero, zero).tolist() == [0.0]
+    assert relative_norm(one, zero).tolist() == [1.0]
+    assert relative_norm(one, 2 * one).tolist() == [0.5]
+    assert relative_norm(blown, one).tolist() == [torch.inf]
+    assert relative_norm(blown, blown).isnan().tolist() == [True]  # of a task that is NaN
+
+
+def test_a_domain_contains_its_border_and_nothing_beyond_it():
+    points = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.5, 0.4], [1.5, -0.5], [torch.nan, 1.0]], dtype=F64)
+    assert Simplex().contains(points).tolist() == [True, True, False, False, False]
+    assert Box(0.0, 1.0).contains(points).tolist() == [True, True, True, False, False]
+    assert Box(-0.5, 1.5).contains(points).tolist() == [True, True, True, True, False]
+    assert L2Ball(1.0).contains(points).tolist() == [True, True, True, False, False]
