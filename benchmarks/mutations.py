@@ -43,6 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--room", nargs="+", default=ROOMS, help="folders of the package")
     parser.add_argument("--count", type=int, default=100, help="wrong lines of each room")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="folders of the tests that are asked")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seconds", type=float, default=60.0, help="of tests for one line that nothing notices")
     parser.add_argument("--by_hand", action="store_true", help="those of wrong_lines.yaml, of all rooms")
@@ -55,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> None:
     else:
         chosen = [wrong for room in asked.room for wrong in draw(ROOT, room, asked.count, asked.seed)]
     warm_up()
-    findings = play_all(ROOT, PACKAGE, chosen, asked.memory, asked.jobs, asked.seconds)
+    findings = play_all(ROOT, PACKAGE, chosen, asked.memory, asked.tests, asked.jobs, asked.seconds)
     print(table(findings))
 
 
@@ -68,16 +69,22 @@ def draw(root: Path, room: str, count: int, seed: int) -> list[WrongLine]:
 
 
 def play_all(
-    root: Path, package: str, chosen: Sequence[WrongLine], memory: Path, jobs: int = 1, seconds: float = 60.0
+    root: Path,
+    package: str,
+    chosen: Sequence[WrongLine],
+    memory: Path,
+    folders: Sequence[str] = ("tests",),
+    jobs: int = 1,
+    seconds: float = 60.0,
 ) -> list[Finding]:
     """What becomes of each wrong line; what is in ``memory`` and still true is not played again."""
     memory.mkdir(parents=True, exist_ok=True)
     log = memory / "findings.jsonl"
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        projects = [Project(root, Path(folder) / str(job), package) for job in range(jobs)]
+        projects = [Project(root, Path(folder) / str(job), package, folders) for job in range(jobs)]
         tests = projects[0].map(memory / "map.json", jobs)
         keys = {wrong: _key(wrong, projects[0]) for wrong in chosen}
-        asked = projects[0].digest(*(root / "tests").rglob("test_*.py"))
+        asked = projects[0].digest(*(path for name in folders for path in (root / name).rglob("test_*.py")))
         known = _remembered(log, asked)
         left = [wrong for wrong in chosen if keys[wrong] not in known]
         children = []

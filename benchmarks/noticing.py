@@ -78,36 +78,42 @@ class Project:
         return found.hexdigest()
 
     def map(self, known: Path, jobs: int = 1) -> dict[str, Seen]:
-        """Every fast test by its name, with what it runs: from ``known`` where that is still true, else measured."""
+        """Every fast test by its name, with what it runs: from ``known`` where that is still true, else measured.
+
+        What is measured is written to ``known`` file by file: whoever is stopped goes on from there.
+        """
         old = json.loads(known.read_text()) if known.exists() else {}
         code = self.digest(*(self.root / self.package).rglob("*.py"))
-        files = {self.package: code}
-        for folder in self.tests:
-            for path in sorted((self.root / folder).rglob("test_*.py")):
-                files[path.relative_to(self.root).as_posix()] = self.digest(path)
+        paths = [path for folder in self.tests for path in sorted((self.root / folder).rglob("test_*.py"))]
+        digests = {path.relative_to(self.root).as_posix(): self.digest(path) for path in paths} | {self.package: code}
         kept = old.get("tests", {}) if old.get("code") == code else {}
-        stale = [name for name, digest in files.items() if kept.get(name, {}).get("digest") != digest]
-        measured = self._measure(stale, jobs)
-        tests: dict[str, dict[str, Any]] = {name: kept[name] for name in files if name not in stale}
-        for name in stale:
-            own = {test: seen for test, seen in measured.items() if test.partition("::")[0].startswith(name)}
-            tests[name] = {"digest": files[name], "tests": own}
-        known.write_text(json.dumps({"code": code, "tests": tests}))
+        tests = {name: kept[name] for name in digests if kept.get(name, {}).get("digest") == digests[name]}
+        for name, found in self._measure([name for name in digests if name not in tests], jobs):
+            tests[name] = {"digest": digests[name], "tests": found}
+            known.write_text(json.dumps({"code": code, "tests": tests}))
         return {
             test: Seen(seen["seconds"], seen["passed"], {f: int(bits, 16) for f, bits in seen["lines"].items()})
             for one in tests.values()
             for test, seen in one["tests"].items()
         }
 
-    def _measure(self, names: list[str], jobs: int) -> dict[str, Any]:
-        shares = [(self.copy / f"measured-{job}.json", names[job::jobs]) for job in range(min(jobs, len(names)))]
-        for child in [self._fork(partial(self._measured, *share)) for share in shares]:
-            os.waitpid(child, 0)
-        return {test: seen for path, _ in shares for test, seen in json.loads(path.read_text()).items()}
+    def _measure(self, names: list[str], jobs: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What the tests of each file or folder run, as they are done; each is measured in a process of its own."""
+        waiting, running = list(names), dict[int, tuple[str, Path]]()
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name, path = waiting.pop(0), self.copy / f"measured-{len(waiting)}.json"
+                running[self._fork(partial(self._measured, name, path))] = name, path
+            for child in [child for child in running if os.waitpid(child, os.WNOHANG)[0]]:
+                name, path = running.pop(child)
+                if not path.exists():
+                    raise RuntimeError(f"{name} could not be measured: {(self.copy / f'log-{child}.txt').read_text()}")
+                yield name, json.loads(path.read_text())
+            time.sleep(0.02)
 
-    def _measured(self, path: Path, names: list[str]) -> int:
+    def _measured(self, name: str, path: Path) -> int:
         observer = Observer(self.copy, self.package)
-        code = self._pytest(names, observer)
+        code = self._pytest([name], observer)
         path.write_text(json.dumps(observer.found()))
         return code
 
