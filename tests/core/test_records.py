@@ -17,8 +17,9 @@ from obbo_lightning import (
     Unrolled,
     Warm,
     online,
+    part,
 )
-from obbo_lightning.core.estimates import estimate, judge, solve
+from obbo_lightning.core.estimates import Estimate, _lane, estimate, judge, solve
 from obbo_lightning.core.hypergradients.base import relative_norm
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
@@ -147,3 +148,39 @@ def test_a_domain_contains_its_border_and_nothing_beyond_it():
     assert Box(0.0, 1.0).contains(points).tolist() == [True, True, True, False, False]
     assert Box(-0.5, 1.5).contains(points).tolist() == [True, True, True, True, False]
     assert L2Ball(1.0).contains(points).tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("algorithm", [OBBO(lr=0.1, window=2), part("algorithm", "adam")(lr=0.1)], ids=["obbo", "adam"])
+def test_an_outer_step_goes_on_with_the_moments_that_it_had(algorithm):
+    vectors = [torch.full((1, 1, 2), float(n), dtype=F64) for n in (1, -3, 2)]
+    whole, first = (OuterStep(torch.nn.Parameter(torch.zeros(1, 2, dtype=F64)), algorithm) for _ in range(2))
+    for vector in vectors:
+        whole(vector)
+    for vector in vectors[:2]:
+        first(vector)
+    second = OuterStep(torch.nn.Parameter(first.outer.detach().clone()), algorithm)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second(vectors[2]).outer, whole.outer.detach())
+    assert torch.equal(second.regret["euclidean"].total, whole.regret["euclidean"].total)
+
+
+def test_some_lanes_of_a_quadratic_have_all_of_its_settings():
+    stream = QuadraticStream(lanes=3, noise=0.2)
+    task, outer, inner = stream[0], toy_point(3, 4), toy_point(3, 8)
+    part_of, some = stream.problem.of_lanes(task, slice(1, 3))
+    for name in ("inner_loss", "outer_loss"):
+        for sample in (None, Sample(3, 2)):
+            whole = getattr(stream.problem, name)(outer, inner, task, sample)
+            assert torch.equal(getattr(part_of, name)(outer[1:], inner[1:], some, sample), whole[1:])
+
+
+def test_a_task_among_several_side_by_side_has_its_own_lane():
+    found = Estimate(
+        *(torch.arange(3.0).reshape(3, 1) for _ in range(2)),
+        Warm(torch.arange(3.0).reshape(3, 1)),
+        *(torch.arange(3.0),) * 2,
+        {},
+    )
+    for lane in range(3):
+        one = _lane(found, lane)
+        assert [float(x) for x in (one.hypergradient, one.inner, one.warm.inner, one.loss, one.residual)] == [lane] * 5
