@@ -59,8 +59,10 @@ def test_every_panel_shows_something_that_a_run_logs():
 
 
 def test_panels_of_a_report_do_not_lie_on_each_other(specification):
-    for block in specification["report"]["spec"]["blocks"]:
-        places = [(p["layout"]["x"], p["layout"]["y"]) for p in panels(block)]
+    blocks = [list(panels(block)) for block in specification["report"]["spec"]["blocks"]]
+    assert [len(found) for found in blocks if found] == [len(section) for section in SECTIONS.values()]
+    for found in blocks:
+        places = [(p["layout"]["x"], p["layout"]["y"]) for p in found]
         assert len(set(places)) == len(places)
         assert all(x + 8 <= 24 for x, _ in places)
 

@@ -10,7 +10,7 @@ from toy import F64
 from obbo_lightning import CNN4, MLP, OBBO, FewShot, FixedPoint, GradientDescent, Sample, Unrolled, online
 from obbo_lightning.checks.differences import central_difference
 from obbo_lightning.core.oracle import Oracle
-from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.randomness import Key, derive_seed
 from obbo_lightning.streams.classes import StoredClasses
 from obbo_lightning.streams.few_shot import Drawing, FewShotTasks
 
@@ -295,3 +295,14 @@ def test_what_returns_no_logits_is_refused_in_one_line(tasks, network, message):
 
 def test_the_default_network_is_cnn4():
     assert isinstance(FewShot().network.template, CNN4)
+
+
+def test_the_noise_of_a_sample_does_not_go_with_its_choice_of_examples(tasks):
+    """Both written out: rows from the sample's seed, masks from one that is derived from it."""
+    task, network = tasks[0], Own(dropout=0.5)
+    problem, sample = FewShot(network), Sample(11, 4)
+    outer = problem.initial_outer(0)
+    rows = torch.randint(len(task["query"]), (4,), generator=torch.Generator().manual_seed(11))
+    torch.manual_seed(derive_seed(11, "dropout"))
+    expected = torch.nn.functional.cross_entropy(network(task["query"][rows]), task["query_labels"][rows])
+    assert torch.allclose(problem.outer_loss(outer, outer, task, sample), expected, rtol=1e-5)

@@ -1,6 +1,7 @@
 """The figures of one run."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 import polars as pl
 from PIL import Image
 
@@ -31,3 +32,26 @@ def test_ticks_are_on_whole_rounds(tmp_path):
     axes.plot([1, 2, 3], [0, 1, 2])
     save_figure(figure, axes, tmp_path / "one.png")
     assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
+def test_the_moving_mean_stands_at_the_last_round_of_its_window(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        "obbo_lightning.runs.figures.save_figure", lambda figure, axes, path: drawn.update({path: axes})
+    )
+    values = np.random.default_rng(0).normal(size=20)
+    columns = {"round": range(1, 21), "loss": values, "test_loss": [None] * 19 + [0.5], "test_loss_se": [None] * 20}
+    columns |= {"regret/euclidean": np.arange(20.0), "regret/exact": np.arange(20.0) / 2}
+    pl.DataFrame(columns).write_csv(tmp_path / "metrics.csv")
+    draw_figures(tmp_path / "metrics.csv", tmp_path / "figures", "loss", 0.75, "small")
+    regrets, scores = drawn.values()
+    every, smooth, tests = (line.get_xydata() for line in scores.lines[:3])
+    assert np.allclose(every, np.stack([np.arange(1, 21), values], axis=1))
+    # windows of 20 // 5 rounds
+    assert np.allclose(smooth, [(t, values[t - 4 : t].mean()) for t in range(4, 21)])
+    assert tests.tolist() == [[0, 0.75], [20, 0.5]]
+    assert scores.lines[-1].get_ydata() == [0.75, 0.75]
+    assert [line.get_label() for line in regrets.lines] == ["euclidean", "exact"]
+    assert regrets.lines[1].get_ydata()[-1] == 9.5
+    for axes in drawn.values():
+        plt.close(axes.figure)

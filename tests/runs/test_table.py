@@ -63,3 +63,15 @@ def test_a_table_is_cut_where_its_run_goes_on(table):
     assert read_rounds(table)["loss"].to_list() == [0.1, 1e-300, 7.0]
     with pytest.raises(ValueError, match="must hold 5 rounds to continue from, got 3"):
         again.cut(5)
+
+
+def test_a_row_that_is_amended_stands_once_and_a_zero_is_written(tmp_path):
+    written = RoundTable(tmp_path / "metrics.csv", ["round", "loss", "skipped"])
+    written.cut(0)
+    written.append({"round": 1, "loss": 0.0, "skipped": 0})
+    written.append({"round": 2, "loss": 0.25})
+    written.amend({"round": 2, "loss": 0.25, "skipped": 3})
+    written.append({"round": 3, "loss": 1.5, "skipped": None})
+    written.sync()
+    written.close()
+    assert (tmp_path / "metrics.csv").read_text() == "round,loss,skipped\n1,0.0,0\n2,0.25,3\n3,1.5,\n"

@@ -277,9 +277,7 @@ def test_a_killed_rank_ends_the_run_and_it_resumes_exactly_with_any_number_of_ra
     run = wait_for_rounds(tmp_path / "killed", 5, process)
     (other,) = children(process.pid)
     os.kill(other, signal.SIGKILL)
-    began = time.monotonic()
     _, error = process.communicate(timeout=60)
-    assert time.monotonic() - began < 60
     assert process.returncode not in (0, None)
     assert "another process of this run is gone; go on with: python -m obbo_lightning resume" in error
     assert not (run / "summary.json").exists()
@@ -304,4 +302,5 @@ def test_a_signal_to_one_rank_stops_all_of_them_after_the_same_round(tmp_path):
 
 
 def test_all_algorithms_are_among_the_jobs():
-    assert set(SIX) <= set(JOBS)
+    names = {flags[flags.index("--algorithm") + 1] for flags in JOBS.values()}
+    assert names == {"obbo", "sobbo", "sobow", "oagd", "adam", "sgdm"}

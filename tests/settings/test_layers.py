@@ -1,0 +1,41 @@
+"""Which layer wins, with layers that are written here."""
+
+from obbo_lightning.settings.files import as_written
+from obbo_lightning.settings.flags import nested, read_flags
+from obbo_lightning.settings.layers import merge, overlay
+
+BASE = {
+    "algorithm": {"name": "obbo", "lr": 0.1, "window": 7, "geometry": "euclidean", "inner": {"steps": 3}},
+    "data": {"name": "synthetic", "ways": 3},
+    "problem": {"network": {"filters": 4}},
+    "per_algorithm": {"sobow": {"lr": 0.2, "discount": 0.5}},
+}
+
+
+def test_what_is_for_one_algorithm_is_above_the_files_and_below_the_flags():
+    assert merge([BASE], {"algorithm": "sobow"})["algorithm"]["lr"] == 0.2
+    given = merge([BASE], {"algorithm": {"name": "sobow", "lr": 0.3}})["algorithm"]
+    assert (given["lr"], given["discount"]) == (0.3, 0.5)
+    assert merge([BASE], {})["algorithm"]["lr"] == 0.1
+    assert "per_algorithm" not in merge([BASE], {})
+
+
+def test_an_algorithm_that_is_exchanged_keeps_what_the_other_takes():
+    assert overlay(BASE, {"algorithm": "adam"})["algorithm"] == {"name": "adam", "lr": 0.1, "inner": {"steps": 3}}
+    assert overlay(BASE, {"algorithm": "sobow"})["algorithm"]["window"] == 7
+
+
+def test_another_problem_does_not_inherit_settings():
+    assert "problem" not in overlay(BASE, {"data": "market"})
+    assert overlay(BASE, {"data": {"name": "synthetic", "ways": 4}})["problem"] == {"network": {"filters": 4}}
+
+
+def test_a_name_may_come_after_its_settings():
+    expected = {"algorithm": {"window": 5, "name": "sobow"}, "seed": 1}
+    assert nested({"algorithm.window": 5, "algorithm": "sobow", "seed": 1}) == expected
+    assert read_flags(["--algorithm.window", "5", "--algorithm", "sobow", "--seed=1"]).settings == expected
+
+
+def test_numbers_are_numbers_wherever_they_stand():
+    found = as_written({"a": ["1e-4", {"b": "-2e3"}], "c": "1e", "wandb": {"name": "1e5"}})
+    assert found == {"a": [1e-4, {"b": -2000.0}], "c": "1e", "wandb": {"name": "1e5"}}

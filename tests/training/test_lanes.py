@@ -1,0 +1,41 @@
+"""What a run leaves behind of each lane, round by round, without a run."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import torch
+
+from obbo_lightning import OBBO, OnlineBilevelModule
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.training.lanes import LaneRecorder
+
+
+def pass_by(recorder, module, rounds):
+    for t in rounds:
+        step = SimpleNamespace(
+            hypergradient=torch.tensor([[3.0, 4.0], [0.0, float(t)], [1.0, 0.0]]),
+            regret={"euclidean": torch.tensor([1.0, 2.0, 3.0]) * t},
+        )
+        module.played = SimpleNamespace(step=step)
+        recorder.on_train_batch_end(SimpleNamespace(global_step=t), module, None, None, t - 1)
+
+
+def test_regrets_of_every_100th_and_of_the_last_round_also_after_a_resume(tmp_path):
+    stream = QuadraticStream(lanes=3, outer_dim=2)
+    module = OnlineBilevelModule(stream.problem, OBBO(), stream.initial_outer())
+    names = pl.DataFrame({"ticker": ["a", "b", "c"]})
+    first, second = (LaneRecorder(RunDirectory(tmp_path), names) for _ in range(2))
+    pass_by(first, module, range(1, 131))
+    second.load_state_dict(first.state_dict())
+    pass_by(second, module, range(131, 251))
+    second.write(module, {"test_loss": [0.5, 0.25, 0.125]})
+    with np.load(tmp_path / "lanes.npz") as lanes:
+        assert lanes["rounds"].tolist() == [100, 200, 250]
+        assert lanes["regret"].tolist() == [[t, 2 * t, 3 * t] for t in (100, 200, 250)]
+    events = pl.read_csv(tmp_path / "events.csv")
+    assert events.columns == ["ticker", "regret", "gradient_norm", "test_loss"]  # λ has two numbers a lane
+    assert events["regret"].to_list() == [250.0, 500.0, 750.0]
+    assert events["gradient_norm"].to_list() == [5.0, 250.0, 1.0]
+    assert events["test_loss"].to_list() == [0.5, 0.25, 0.125]
