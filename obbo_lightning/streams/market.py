@@ -100,25 +100,16 @@ class MarketStream(Stream):
     ) -> None:
         at_least("data.subset", subset, 4)
         at_least("data.lookback", lookback, 2)
-        for name, value, least in (
-            ("subsets", subsets, 1),
-            ("horizon", horizon, 1),
-            ("gap", gap, 1),
-            ("beyond", beyond, 0),
-        ):
-            at_least(f"data.{name}", value, least)
+        at_least("data.beyond", beyond, 0)
+        for name, value in (("subsets", subsets), ("horizon", horizon), ("gap", gap)):
+            at_least(f"data.{name}", value, 1)
         positive("data.threshold", threshold)
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
         self._first = positive("data.start", start)
         training = training_mask(subset, validation, stride, offset, seed)
         before, after, rounds = subset + subsets, beyond + horizon, subsets + beyond
-        if prices is None:
-            if events != "auto":
-                raise ValueError(f"data.events needs data.prices, got {events!r} without any")
-            table, named = simulate_market(SIMULATED, before, after, seed)
-        else:
-            table, named = _read_both(prices, events, (threshold, lookback, gap, before, after))
+        table, named = _read_both(prices, events, (threshold, lookback, gap, before, after), seed)
         source = prices or "simulated prices"
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
@@ -169,8 +160,14 @@ def training_mask(subset: int, validation: str, stride: int, offset: int, seed: 
     return ~torch.isin(place, held)
 
 
-def _read_both(prices: str, events: str, jumps: tuple[float, int, int, int, int]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Prices and events on one clock; ``jumps`` are what `detect_events` takes."""
+def _read_both(
+    prices: str | None, events: str, jumps: tuple[float, int, int, int, int], seed: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Prices and events on one clock, or simulated ones; ``jumps`` are what `detect_events` takes."""
+    if prices is None:
+        if events != "auto":
+            raise ValueError(f"data.events needs data.prices, got {events!r} without any")
+        return simulate_market(SIMULATED, *jumps[3:], seed)
     table = read_prices(Path(prices).expanduser())
     named = detect_events(table, *jumps) if events == "auto" else read_events(Path(events).expanduser())
     return same_clock(table, named)
