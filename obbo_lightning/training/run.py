@@ -102,8 +102,8 @@ def fit(
     began, first = time.perf_counter(), is_first()
     console = Console(quiet=quiet or not first)
     module, data, stream = parts or build(settings)
-    every = settings["evaluation"]["every"], settings["checkpoint"]["every"]
-    recorder = Recorder(run, data.test, stream.metric.name, *every)
+    every = (settings[kind]["every"] for kind in ("evaluation", "checkpoint"))
+    recorder, played = Recorder(run, data.test, stream.metric.name, *every), Played(run, stream, data.tasks_per_round)
     if first:
         write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
         if stream.skipped:
@@ -113,7 +113,6 @@ def fit(
         [] if settings["trainer"].get("enable_progress_bar") is False else [RoundProgress(recorder, console)]
     )
     many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
-    played = Played(run, stream, settings["tasks_per_round"])
     data.show = played.see
     if hasattr(stream.train, "on_wait"):  # whoever waits for tasks says so, and can be stopped there
         stream.train.on_wait = lambda what: [listener.on_wait(what) for listener in (*shown, recorder)]
