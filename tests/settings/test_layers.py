@@ -48,7 +48,7 @@ def test_numbers_are_numbers_wherever_they_stand():
 
 def test_what_no_file_says_is_what_the_library_does():
     """Settings of an older version may lack a key."""
-    settings = complete({"algorithm": "obbo", "data": "quadratic"})
+    settings = complete({"experiment": "old", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}})
     usual = inspect.signature(OnlineBilevelModule).parameters
     for name in ("seed", "regret_window", "on_nonfinite", "tasks_per_round", "several_tasks"):
         assert settings[name] == usual[name].default, name
@@ -56,4 +56,5 @@ def test_what_no_file_says_is_what_the_library_does():
 
 
 def test_data_are_made_with_the_seed_of_the_run():
-    assert build_stream(complete({"algorithm": "obbo", "data": "quadratic", "seed": 5})).train.seed == 5
+    settings = complete({"experiment": "new", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "seed": 5})
+    assert build_stream(settings).train.seed == 5
