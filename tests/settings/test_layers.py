@@ -1,8 +1,13 @@
 """Which layer wins, with layers that are written here."""
 
+import inspect
+
+from obbo_lightning import OnlineBilevelModule
+from obbo_lightning.settings.build import build_stream
 from obbo_lightning.settings.files import as_written
 from obbo_lightning.settings.flags import nested, read_flags
 from obbo_lightning.settings.layers import merge, overlay
+from obbo_lightning.settings.schema import complete
 
 BASE = {
     "algorithm": {"name": "obbo", "lr": 0.1, "window": 7, "geometry": "euclidean", "inner": {"steps": 3}},
@@ -39,3 +44,17 @@ def test_a_name_may_come_after_its_settings():
 def test_numbers_are_numbers_wherever_they_stand():
     found = as_written({"a": ["1e-4", {"b": "-2e3"}], "c": "1e", "wandb": {"name": "1e5"}})
     assert found == {"a": [1e-4, {"b": -2000.0}], "c": "1e", "wandb": {"name": "1e5"}}
+
+
+def test_what_no_file_says_is_what_the_library_does():
+    """Settings of an older version may lack a key."""
+    settings = complete({"experiment": "old", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}})
+    usual = inspect.signature(OnlineBilevelModule).parameters
+    for name in ("seed", "regret_window", "on_nonfinite", "tasks_per_round", "several_tasks"):
+        assert settings[name] == usual[name].default, name
+    assert settings["regret_window"] == 10
+
+
+def test_data_are_made_with_the_seed_of_the_run():
+    settings = complete({"experiment": "new", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "seed": 5})
+    assert build_stream(settings).train.seed == 5

@@ -1,5 +1,6 @@
 """What goes on from round to round and from a run to its resume, besides λ: clocks, counts, where solvers start."""
 
+import csv
 import json
 
 import lightning as L
@@ -34,8 +35,11 @@ def test_a_recorder_goes_on_with_seconds_calls_and_evaluations(tmp_path):
 def test_a_resumed_run_has_taken_the_seconds_of_all_its_parts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = ["--config", "quadratic", "--rounds", "4", "--checkpoint.every", "2", "--evaluation.tasks", "2"]
-    assert cli.main(["fit", *flags]) == 0
+    assert cli.main(["fit", *flags, "--evaluation.every", "3"]) == 0
     (run,) = (tmp_path / "runs" / "quadratic").iterdir()
+    assert sorted(p.name for p in run.glob("checkpoints/*.ckpt")) == ["round-00000002.ckpt", "round-00000004.ckpt"]
+    rows = csv.DictReader((run / "metrics.csv").read_text().splitlines())
+    assert [row["round"] for row in rows if row["test_loss"]] == ["3", "4"]
     before = json.loads((run / "summary.json").read_text())
     (run / "summary.json").unlink()
     for file in (run / "checkpoints").glob("round-00000004.*"):

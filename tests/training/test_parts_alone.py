@@ -1,0 +1,122 @@
+"""Parts of a run by themselves: which tasks are served, which checkpoint is offered, what a process says."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from obbo_lightning import ExactCheckpoints, StreamDataModule, Tasks
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.training import run as running
+from obbo_lightning.training.checkpoints import CheckpointError, newest_checkpoint, verify_checkpoint
+from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, Rounds
+from obbo_lightning.training.recorder import Recorder
+from obbo_lightning.training.signals import Stopped
+
+
+def numbered(n):
+    return {"n": torch.tensor([float(n)])}
+
+
+def numbers(rounds):
+    return [[int(task["n"]) for task in tasks] for tasks in rounds]
+
+
+class Counting:
+    """Tasks 0, 1, 2, …; says where it is."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.next += 1
+        return numbered(self.next - 1)
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+def test_rounds_have_neighbouring_tasks_and_do_not_overlap():
+    rounds = Rounds(Tasks(numbered, 100), 3, range(3))
+    assert numbers(rounds[t] for t in range(3)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert numbers([Rounds(Tasks(numbered, 100), 4, range(2, 4))[5]]) == [[22, 23]]
+
+
+@pytest.mark.parametrize("slots", [range(2), range(1, 2)])
+def test_arriving_tasks_of_played_rounds_are_passed_over(slots):
+    expected = [[tasks[slot] for slot in slots] for tasks in ([6, 7], [8, 9])]
+    assert numbers(ArrivingRounds([numbered(n) for n in range(20)], 5, 2, slots, played=3)) == expected
+    assert numbers(ArrivingRounds([numbered(n) for n in range(7)], None, 2, range(2))) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_stream_says_where_it_was_after_a_round_although_loaders_are_ahead():
+    arriving = ArrivingRounds(Counting(), None, 2, range(2))
+    drawn = iter(arriving)
+    for _ in range(4):
+        next(drawn)
+    assert [arriving.state_after(t) for t in (2, 3, 4)] == [{"next": 4}, {"next": 6}, {"next": 8}]
+    again = iter(ArrivingRounds(Counting(), None, 2, range(2), played=3, state=arriving.state_after(3)))
+    assert numbers([next(again)]) == [[6, 7]]
+
+
+def test_loader_processes_take_turns(monkeypatch):
+    for worker, expected in ((0, [4, 7]), (1, [5, 8]), (2, [6])):
+        asked = SimpleNamespace(id=worker, num_workers=3)
+        monkeypatch.setattr("obbo_lightning.training.datamodule.get_worker_info", lambda asked=asked: asked)
+        assert list(InOrder(list(range(100)), range(4, 9), 9)) == expected
+
+
+def test_as_many_tasks_are_judged_as_was_asked_for():
+    tasks = Tasks(numbered, 9)
+    for judged, count in ((4, 4), (None, 9), (20, 9)):
+        data = StreamDataModule(tasks, validation=tasks, test=Tasks(lambda n: numbered(10 + n), 9), judged=judged)
+        assert numbers([data.val_dataloader(), data.test_dataloader()]) == [
+            list(range(count)),
+            list(range(10, 10 + count)),
+        ]
+
+
+def test_the_newest_sound_checkpoint_is_offered_for_a_damaged_one(tmp_path):
+    paths = [tmp_path / f"round-{n:08d}.ckpt" for n in (5, 10, 15, 20)]
+    for n, path in enumerate(paths):
+        ExactCheckpoints().save_checkpoint({"n": n}, path)
+    assert newest_checkpoint(tmp_path) == paths[3]
+    assert ExactCheckpoints().load_checkpoint(paths[2]) == {"n": 2}
+    for path in (paths[2], paths[3]):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # one bit
+        with pytest.raises(CheckpointError, match="is damaged"):
+            verify_checkpoint(path)
+    with pytest.raises(CheckpointError, match=f"the one before it: --checkpoint {paths[1]}"):
+        newest_checkpoint(tmp_path)
+
+
+def test_tasks_of_one_lane_have_a_mean_with_its_error_and_lanes_a_median(tmp_path):
+    recorder = Recorder(RunDirectory(tmp_path), [numbered(n) for n in range(3)], "loss", 1, 1)
+    assert recorder.centre_and_error([1.0, 2.0, 6.0]) == (3.0, pytest.approx((7 / 3) ** 0.5))
+    assert recorder.centre_and_error([1.0, 2.0, 6.0, 1.0, 9.0, 3.0]) == (2.5, None)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (Stopped(15, 3), 143, "stopped by SIGTERM after round 3; go on with: python -m obbo_lightning resume here"),
+        (Stopped(2, 3), 130, "stopped by SIGINT after round 3"),
+        (FloatingPointError("a blow-up"), 1, "obbo: a blow-up"),
+        (None, 0, ""),
+    ],
+)
+def test_a_process_says_how_its_run_ended(raised, code, said, monkeypatch, capsys):
+    def fit(*args, **settings):
+        if raised:
+            raise raised
+
+    monkeypatch.setattr(running, "fit", fit)
+    assert running.play_to_exit_code({}, SimpleNamespace(path="here"), None, None) == code
+    assert said in capsys.readouterr().err
