@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import signal
 import sys
+import time
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from processes import Forked
 
 from obbo_lightning import cli
 from obbo_lightning.streams import arrivals, follow
@@ -326,3 +329,32 @@ def test_an_iterator_goes_on_from_its_state(here):
         rest = list(other)
         assert len(rest) == 2
         assert all(torch.equal(a["query"], b["query"]) for a, b in zip(rest, whole[1:], strict=True))
+
+
+def rows_of(folder):
+    return sum(path.read_text().count("\n") - 1 for path in folder.glob("*/*/metrics.csv"))
+
+
+@pytest.mark.slow
+def test_stopped_five_times_while_tasks_arrive_it_is_the_undisturbed_run(here):
+    """In real processes: three of them are killed without a word."""
+    rng, tasks, followed = random.Random(0), here / "tasks", here / "followed"
+    write(tasks, 0)
+    process = Forked(here, *FLAGS, "--data.path", str(tasks), "--rounds", "60", "--output", str(followed))
+    for i, signum in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)):
+        write(tasks, *range(10 * i + 1, 10 * i + 11))
+        enough, patience = 10 * i + rng.randint(2, 9), 6000
+        while rows_of(followed) < enough:  # rows are on disk with the checkpoint after them, every third round
+            patience -= 1
+            assert process.poll() is None, process.said()
+            assert patience, "no row has come for a minute"
+            time.sleep(0.01)
+        process.send_signal(signum)
+        assert process.wait() == (-9 if signum == signal.SIGKILL else 128 + signum), process.said()
+        process = Forked(here, "resume", str(only_run(followed)))
+    write(tasks, *range(51, 60))
+    assert process.wait() == 0, process.said()
+    assert cli.main([*FLAGS, "--data.path", str(tasks), "--rounds", "60", "--output", str(here / "whole")]) == 0
+    whole, stopped = (only_run(folder) for folder in (here / "whole", followed))
+    for name in ("metrics.csv", "tasks.csv"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
