@@ -10,7 +10,7 @@ from obbo_lightning.experiments.estimate import estimate_seconds
 from obbo_lightning.experiments.grid import Cell
 from obbo_lightning.experiments.market_comparison import market_tables, read_market
 from obbo_lightning.experiments.rates import Rates, fixed_value, stream_columns
-from obbo_lightning.experiments.runs import Run
+from obbo_lightning.experiments.runs import Run, _fingerprint
 from obbo_lightning.experiments.tables import plain
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.layers import read_layers
@@ -137,3 +137,20 @@ def test_a_plans_seconds_count_rounds_past_tasks_and_evaluations():
     # every interval is one tick: 20 rounds, and 3 test tasks for λ_1 and in rounds 5, 10, 15, 20; OAGD solves 4 rounds
     # in each. The second seed is not measured again.
     assert estimate_seconds(cells, 2, lambda: next(ticks)) == ((20 + 15) * 2 + 80 + 15) / 2
+
+
+def test_runs_are_of_one_experiment_if_all_but_the_algorithm_is_the_same(tmp_path):
+    yardstick = {"data": {"name": "market", "subset": 30, "start": 0.1}, "problem": {"proximity": 0.5}}
+    yardstick |= {"regret_window": 10, "evaluation": {"tasks": 5, "every": 2}}
+    run = made(tmp_path, "obbo", 0, 60)
+    first = run._replace(stream=part("data", "market"), settings={**run.settings, **yardstick})
+
+    def same(**changes):
+        return _fingerprint(first._replace(settings={**first.settings, **changes})) == _fingerprint(first)
+
+    assert same(algorithm={"name": "adam"}, seed=3, rounds=7)
+    assert same(data={**yardstick["data"], "start": 9.0}, evaluation={"tasks": 5, "every": 50})
+    assert not same(problem={"proximity": 0.25})
+    assert not same(data={**yardstick["data"], "subset": 31})
+    assert not same(regret_window=11)
+    assert not same(evaluation={"tasks": 6, "every": 2})

@@ -168,3 +168,11 @@ def test_the_solver_works_where_nothing_can_be_cached(monkeypatch):
 def test_impossible_tasks_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         spline_task(torch.zeros(1, 3), **changes)
+
+
+def test_a_spline_of_one_site_is_its_value_everywhere():
+    values = torch.tensor([[1.0, 5.0, 2.0], [3.0, 0.0, 4.0]], dtype=torch.float64)
+    task = spline_task(values, training=torch.tensor([False, True, False]))
+    found = SmoothingSpline().predict(task["values"], task)
+    assert found.tolist() == [[5.0, 5.0], [0.0, 0.0]]
+    assert SmoothingSpline().scores(torch.ones(2, 1), task["values"], task)["mse"].tolist() == [12.5, 12.5]
