@@ -57,4 +57,5 @@ def _fill(folder: Path, parcel: Parcel, about: str) -> None:
 
     tensors = {name: value.contiguous() for name, value in parcel.tensors.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody else read what it writes
     (folder / ABOUT).write_text(about)
