@@ -18,6 +18,7 @@ class RunDirectory:
         self.path = path
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
+        self.outer = path / "outer.csv"
         self.timings = path / "timings.csv"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 
+from obbo_lightning.core.blocks import Blocks
 from obbo_lightning.core.problem import Task
-from obbo_lightning.core.statistics import mean_and_error
+from obbo_lightning.core.statistics import mean_and_error, median
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import RoundTable
@@ -20,6 +23,8 @@ from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import Ranks
 from obbo_lightning.training.rows import Row, columns_of
 from obbo_lightning.training.signals import Stopped, StopSignals
+
+SMALL = 100  # so many coordinates of λ are written every round; more with every evaluation
 
 
 class Recorder(Checkpoint):
@@ -34,18 +39,30 @@ class Recorder(Checkpoint):
         metric: what is evaluated: ``loss``, or one of the problem's scores.
         evaluate_every: rounds between evaluations.
         checkpoint_every: rounds between checkpoints.
+        more_columns: of metrics.csv, see `rows.more_columns`.
+        blocks: of λ, where it has them: their values are written by name.
     """
 
     def __init__(
-        self, run: RunDirectory, test: Sequence[Task], metric: str, evaluate_every: int, checkpoint_every: int
+        self,
+        run: RunDirectory,
+        test: Sequence[Task],
+        metric: str,
+        evaluate_every: int,
+        checkpoint_every: int,
+        more_columns: Sequence[str] = (),
+        blocks: Blocks | None = None,
     ) -> None:
         self.run = run
         self.test = test
         self.metric = metric
         self.evaluate_every = at_least("evaluation.every", evaluate_every, 1)
         self.checkpoint_every = at_least("checkpoint.every", checkpoint_every, 1)
-        self.metrics = RoundTable(run.metrics, columns_of(metric))
+        self.metrics = RoundTable(run.metrics, columns_of(metric, more_columns))
         self.timings = RoundTable(run.timings, ["round", "seconds", "evaluation_seconds"])
+        self.named = {} if blocks is None else blocks.coordinates()
+        every = 1 if len(self.named) <= SMALL else evaluate_every
+        self.outer = RoundTable(run.outer, ["round", *self.named], every) if self.named else None
         self.untrained: list[float] = []
         self.tested: list[float] = []
         self.row: Row = {}
@@ -76,8 +93,8 @@ class Recorder(Checkpoint):
         self.signals.listen()
         trainer.should_stop = trainer.should_stop or self._ended
         if trainer.is_global_zero:
-            self.metrics.cut(trainer.global_step)
-            self.timings.cut(trainer.global_step)
+            for table in self.tables:
+                table.cut(trainer.global_step)
         if not self.untrained:
             self.untrained = self.tested = self._evaluate(_online(pl_module))
 
@@ -104,6 +121,8 @@ class Recorder(Checkpoint):
         if trainer.is_global_zero:
             self.metrics.append(self.row)
             self.timings.append(self.clock)
+            if self.outer is not None and rounds % self.outer.every == 0:
+                self.outer.append({"round": rounds, **self._values(module.played.step.outer)})
         self.oracle_calls += sum(module.played.calls.values())
         self._log(trainer, module)
         if rounds % self.checkpoint_every == 0 or last or stop:
@@ -132,8 +151,8 @@ class Recorder(Checkpoint):
         """Whoever asked for a checkpoint: the rows before it are on disk before it is."""
         checkpoint["ended"] = trainer.should_stop  # by a callback, such as EarlyStopping: a resume must not play on
         if trainer.is_global_zero:
-            self.metrics.sync()
-            self.timings.sync()
+            for table in self.tables:
+                table.sync()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Whether the run was over."""
@@ -160,8 +179,18 @@ class Recorder(Checkpoint):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the tables, and give the signals back."""
         self.signals.give_back()
-        self.metrics.close()
-        self.timings.close()
+        for table in self.tables:
+            table.close()
+
+    @property
+    def tables(self) -> list[RoundTable]:
+        """Everything that has a row a round."""
+        return [self.metrics, self.timings, *([] if self.outer is None else [self.outer])]
+
+    def _values(self, outer: Tensor) -> dict[str, float]:
+        """λ by name; like all of a row the median over lanes."""
+        values = torch.stack([median(outer[:, i]) for i in self.named.values()])
+        return dict(zip(self.named, values.tolist(), strict=True))
 
     def centre_and_error(self, values: Sequence[float]) -> tuple[float, float | None]:
         """What stands for an evaluation: like all of a row the median over lanes; tasks of one lane have a mean."""
