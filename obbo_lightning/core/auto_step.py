@@ -57,7 +57,7 @@ def auto_step(
     >>> state, outer = {}, torch.zeros(1, 1)
     >>> for size in (1.0, 3.0, 100.0):
     ...     step = auto_step(Euclidean(), Box(-1.0, 1.0), outer, torch.tensor([[size]]), 0.3, state)
-    >>> round(float(step.rate), 6), float(step.direction)
+    >>> round(float(step.rate), 6), round(float(step.direction), 4)
     (0.02, 15.0)
     """
     unit = geometry.unit(outer, direction, domain).clamp(max=torch.finfo(outer.dtype).max)

@@ -39,7 +39,7 @@ class BlockStep:
     where: slice = field(default_factory=lambda: slice(None))
 
     def __post_init__(self) -> None:
-        prefix = f"blocks.{self.name}." if self.name else ""
+        prefix = f"algorithm.blocks.{self.name}." if self.name else ""
         learning_rate(f"{prefix}lr", self.lr)
         positive(f"{prefix}scale", self.scale)
         for kind, base in KINDS.items():
@@ -97,11 +97,12 @@ class Wishes:
         """The steps of all blocks; refuses what does not fit them."""
         if blocks is None:
             if self.blocks:
-                raise ValueError(f"blocks must be none for a problem that has no blocks, got {', '.join(self.blocks)}")
+                given = ", ".join(self.blocks)
+                raise ValueError(f"algorithm.blocks must be none for a problem that has no blocks, got {given}")
             return [self._alone()]
         for name in self.blocks or {}:
             if name not in blocks.named:
-                raise ValueError(f"blocks must be of {', '.join(blocks.named)}, got {name!r}")
+                raise ValueError(f"algorithm.blocks must be of {', '.join(blocks.named)}, got {name!r}")
         return [self._step(name, block, blocks.slices[name]) for name, block in blocks.named.items()]
 
     def _alone(self) -> BlockStep:
@@ -127,12 +128,12 @@ def _made(name: str, settings: Mapping[str, Any], decided: tuple[str, ...]) -> d
     """The settings of one block, with its parts made."""
     allowed = [key for key in ("lr", "scale", *KINDS) if key not in decided]
     if not isinstance(settings, Mapping):
-        raise ValueError(f"blocks.{name} must be keys and values, got {settings!r}")
+        raise ValueError(f"algorithm.blocks.{name} must be keys and values, got {settings!r}")
     for key in settings:
         if key not in allowed:
-            raise ValueError(f"blocks.{name} must be of {', '.join(allowed)}, got {key!r}")
+            raise ValueError(f"algorithm.blocks.{name} must be of {', '.join(allowed)}, got {key!r}")
     return {
-        key: _part(f"blocks.{name}.{key}", key, value) if key in KINDS else value
+        key: _part(f"algorithm.blocks.{name}.{key}", key, value) if key in KINDS else value
         for key, value in settings.items()
         if value is not None
     }

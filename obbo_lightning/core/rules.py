@@ -63,7 +63,7 @@ class ProjectedRule:
     def __call__(self, outer: Parameter, blocks: Blocks | None = None) -> Optimizer:
         steps = self._wishes().steps(blocks)
         for step in steps:
-            _require_none(f"blocks.{step.name}.regularizer", step.regularizer)
+            _require_none(f"algorithm.blocks.{step.name}.regularizer", step.regularizer)
         if blocks is not None:
             blocks.require_size(outer)
         for step in steps:

@@ -172,7 +172,8 @@ def _used_parts(settings: Settings) -> Iterator[str]:
         yield top
         taken = set(inspect.signature(cls).parameters)
         if top == "algorithm" and has_blocks(settings):  # what is not named is for each block to know
-            taken -= {kind for kind in KNOWN_TO_BLOCKS if not at(settings, f"algorithm.{kind}").get("name")}
+            known = [kind for kind in KNOWN_TO_BLOCKS if f"algorithm.{kind}" in PARTS]
+            taken -= {kind for kind in known if not at(settings, f"algorithm.{kind}").get("name")}
         yield from (path for path in PARTS if path.startswith(f"{top}.") and path.rpartition(".")[2] in taken)
 
 
