@@ -1,5 +1,6 @@
 """An algorithm is a composition of four parts, and has no state of its own."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +43,16 @@ class Algorithm(Part):
 
     def outer_rule(self, outer: Parameter, blocks: Blocks | None = None) -> Optimizer:
         """The optimizer of λ; refuses a start outside of X, and blocks that do not fit."""
-        return self.optimizer(outer) if blocks is None else self.optimizer(outer, blocks)
+        if blocks is None:
+            return self.optimizer(outer)
+        try:
+            inspect.signature(self.optimizer).bind(outer, blocks)
+        except TypeError:
+            raise ValueError(
+                f"algorithm must have an outer rule that takes blocks (BregmanRule, ProjectedRule) for a problem that "
+                f"has them, got {type(self).__name__}"
+            ) from None
+        return self.optimizer(outer, blocks)
 
     def require_fit(self, problem: Problem) -> None:
         """Refuse a problem that lacks what this algorithm asks for, before the first round."""

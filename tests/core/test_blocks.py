@@ -16,6 +16,7 @@ from obbo_lightning import (
     SOBBO,
     SOBOW,
     Adam,
+    Algorithm,
     Blocks,
     Box,
     BregmanProx,
@@ -23,8 +24,11 @@ from obbo_lightning import (
     Burg,
     ElasticNet,
     Euclidean,
+    FixedPoint,
+    GradientDescent,
     Interval,
     NegativeEntropy,
+    NoMemory,
     OnSimplex,
     OuterStep,
     Positive,
@@ -315,6 +319,10 @@ REFUSED = {
     "no blocks": (
         lambda: OBBO(blocks={"decay": {"lr": 0.1}}).outer_rule(torch.nn.Parameter(torch.ones(1, 1))),
         "blocks must be none for a problem that has no blocks, got decay",
+    ),
+    "a rule without blocks": (
+        lambda: Algorithm(GradientDescent(), FixedPoint(), NoMemory, lambda outer: None).outer_rule(None, hyper()),
+        "algorithm must have an outer rule that takes blocks (BregmanRule, ProjectedRule)",
     ),
     "geometry of all": (lambda: stepped(OBBO(geometry=Burg())), "blocks.decay.geometry Burg() with"),
 }
