@@ -16,6 +16,7 @@ from obbo_lightning import (
     SOBBO,
     SOBOW,
     Adam,
+    AdaptiveDiagonal,
     Algorithm,
     Blocks,
     Box,
@@ -52,10 +53,17 @@ MIXES = {
         sources=OnSimplex(4, lr=0.5),
         init=Real([0.3, -0.4], regularizer=L1(0.2), lr=0.3),
     ),
+    "an adaptive block": Blocks(
+        init=Real([0.3, -0.4, 0.1], geometry=AdaptiveDiagonal(), regularizer=SquaredL2(0.3), lr=0.3),
+        sources=OnSimplex(3, lr=0.5),
+    ),
 }
 
 
-def phi(geometry, x):
+def phi(geometry, x, q):
+    if isinstance(geometry, AdaptiveDiagonal):  # of the first round
+        h = np.sqrt(0.1 * q**2) + 1e-8
+        return 0.5 * x @ (h * x), h * x
     if isinstance(geometry, Euclidean):
         return 0.5 * x @ x, x
     if isinstance(geometry, Burg):
@@ -71,7 +79,7 @@ def joint_objective(blocks, start, q):
         for name, where in blocks.slices.items():
             block, lam, y = blocks.named[name], start[where], x[where]
             h, alpha = block.regularizer, LR[name]
-            (at_y, slope_y), (at_lam, slope_lam) = phi(block.geometry, y), phi(block.geometry, lam)
+            (at_y, slope_y), (at_lam, slope_lam) = (phi(block.geometry, z, q[where]) for z in (y, lam))
             total += (at_y - at_lam - slope_lam @ (y - lam)) / alpha + 0.5 * h.l2 * y @ y + h.l1 * np.abs(y).sum()
             gradient[where] += (slope_y - slope_lam) / alpha + h.l2 * y + h.l1 * np.sign(y)
         return total, gradient
