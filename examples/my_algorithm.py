@@ -12,7 +12,6 @@ from obbo_lightning import (
     GradientDescent,
     HypergradientWindow,
     InnerSolver,
-    RealSpace,
 )
 
 
@@ -34,5 +33,5 @@ class Sparse(Algorithm):
             inner=inner or GradientDescent(),
             hypergradient=FixedPoint(),
             memory=partial(HypergradientWindow, window, discount=discount),
-            optimizer=BregmanRule(lr, Euclidean(), L1(weight), domain or RealSpace()),
+            optimizer=BregmanRule(lr, Euclidean(), L1(weight), domain),
         )

@@ -10,6 +10,14 @@ from .algorithms.sgdm import SGDM as SGDM
 from .algorithms.sobbo import SOBBO as SOBBO
 from .algorithms.sobow import SOBOW as SOBOW
 from .core.algorithm import Algorithm as Algorithm
+from .core.blocks import (
+    Block as Block,
+    Blocks as Blocks,
+    Interval as Interval,
+    OnSimplex as OnSimplex,
+    Positive as Positive,
+    Real as Real,
+)
 from .core.domains import (
     Box as Box,
     Domain as Domain,
@@ -48,8 +56,6 @@ from .core.memory import (
 )
 from .core.optimizer import (
     BregmanProx as BregmanProx,
-    BregmanRule as BregmanRule,
-    ProjectedRule as ProjectedRule,
     generalized_gradient as generalized_gradient,
 )
 from .core.outer_step import OuterStep as OuterStep, StepRecord as StepRecord
@@ -63,10 +69,12 @@ from .core.regularizers import (
     SquaredL2 as SquaredL2,
 )
 from .core.rounds import Round as Round, online as online, play as play
+from .core.rules import BregmanRule as BregmanRule, ProjectedRule as ProjectedRule
 from .metrics import LocalRegret as LocalRegret
 from .networks.cnn4 import CNN4 as CNN4
 from .networks.mlp import MLP as MLP
 from .networks.resnet12 import ResNet12 as ResNet12
+from .networks.weights import Weights as Weights
 from .parts import names_of as names_of, part as part, register as register
 from .problems.few_shot import FewShot as FewShot
 from .problems.quadratic import Quadratic as Quadratic

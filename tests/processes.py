@@ -1,12 +1,13 @@
 """Real processes that are there at once: forks of this one, which has imported everything already.
 
-They get real signals and die real deaths. This process must never have computed with several threads: those of OpenMP
-do not survive a fork.
+They get real signals and die real deaths. Threads do not survive a fork: this process must never have computed with
+several of OpenMP, and a fork must not play a run to its end, which is summarised by polars.
 """
 
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -36,10 +37,13 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
-    def wait(self):
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.returncode
+    def wait(self, seconds=60):
+        for _ in range(100 * seconds):
+            if self.poll() is not None:
+                return self.returncode
+            time.sleep(0.01)
+        self.send_signal(signal.SIGKILL)
+        raise AssertionError(f"it has not ended after {seconds} seconds: {self.said()}")
 
 
 def _become(folder, errors, arguments):

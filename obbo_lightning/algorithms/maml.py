@@ -6,11 +6,9 @@ import torch
 
 from obbo_lightning.algorithms.learn_to_learn import Adaptation, MetaGradient, load_learn2learn
 from obbo_lightning.core.algorithm import Algorithm
-from obbo_lightning.core.domains import RealSpace
 from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.memory import NoMemory
-from obbo_lightning.core.optimizer import ProjectedRule
-from obbo_lightning.core.regularizers import NoRegularizer
+from obbo_lightning.core.rules import ProjectedRule
 
 
 class MAML(Algorithm):
@@ -32,6 +30,6 @@ class MAML(Algorithm):
             inner=Adaptation.like(inner, self.head_only),
             hypergradient=MetaGradient(),
             memory=NoMemory,
-            optimizer=ProjectedRule(partial(torch.optim.Adam, betas=(0.9, 0.999)), lr, NoRegularizer(), RealSpace()),
+            optimizer=ProjectedRule(partial(torch.optim.Adam, betas=(0.9, 0.999)), lr),
             clip=clip,
         )

@@ -17,8 +17,8 @@ def check_geometry(geometry: Geometry, seed: int = 0, dim: int = 5, lanes: int =
     """Raise AssertionError where a geometry breaks its contract, on every triple that it says it supports.
 
     Divergences are nonnegative and satisfy the three-point identity, the mirror map is the gradient of φ and has the
-    inverse it claims, the step is feasible and no random feasible point does better, lanes do not mix, and with φ_t
-    held fixed the two lemmas on the generalized projection hold with its ρ.
+    inverse it claims, the step is feasible and no random feasible point does better, lanes do not mix, with φ_t held
+    fixed the two lemmas on the generalized projection hold with its ρ, and what ``lr: auto`` asks for has no units.
 
     Args:
         geometry: yours.
@@ -41,6 +41,7 @@ def check_geometry(geometry: Geometry, seed: int = 0, dim: int = 5, lanes: int =
         _check_mirror(distance, outer)
         _check_step(distance, regularizer, domain, outer, generator)
         _check_lemmas(distance, regularizer, domain, outer, generator)
+        _check_units(geometry, domain, outer, generator)
 
 
 def supported_triples(geometry: Geometry) -> Iterator[tuple[ElasticNet, Domain]]:
@@ -143,6 +144,17 @@ def _check_lemmas(
     # ‖G(q₁) − G(q₂)‖ ≤ ‖q₁ − q₂‖/ρ                                 (lem. gen_projection_bound_two)
     difference, bound = (g1 - g2).norm(dim=-1), (q1 - q2).norm(dim=-1)
     assert bool((rho * difference <= bound * (1 + 1e-9)).all()), "lemma 2 on the generalized projection fails"
+
+
+def _check_units(geometry: Geometry, domain: Domain, outer: Tensor, generator: torch.Generator) -> None:
+    direction = _normal(tuple(outer.shape), generator)
+    unit, reach = geometry.unit(outer, direction, domain), geometry.reach(outer, domain)
+    for name, values in (("unit", unit), ("reach", reach)):
+        wanted = (*outer.shape[:-1], 1)
+        assert values.shape == wanted, f"{name} must have shape {wanted}, got {tuple(values.shape)}"
+        assert bool(((values > 0) & values.isfinite()).all()), f"{name} must be positive, got {values} on {domain!r}"
+    assert torch.equal(geometry.unit(outer, 1024 * direction, domain), 1024 * unit), "unit is not proportional to q"
+    assert not bool(geometry.unit(outer, 0 * direction, domain).any()), "unit of no direction is not 0"
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -1,11 +1,13 @@
 """An algorithm is a composition of four parts, and has no state of its own."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from obbo_lightning.core.blocks import Blocks
 from obbo_lightning.core.hypergradients.base import Estimator
 from obbo_lightning.core.inner import InnerSolver
 from obbo_lightning.core.memory import Memory
@@ -22,14 +24,14 @@ class Algorithm(Part):
         inner: how β̂_t is approached.
         hypergradient: how ∇F_t is estimated.
         memory: makes the empty memory that turns estimates into q_t.
-        optimizer: makes the outer rule for λ.
+        optimizer: makes the outer rule for λ; where λ has blocks it is given them, too.
         clip: largest norm of q_t, per lane; None for no limit.
     """
 
     inner: InnerSolver
     hypergradient: Estimator
     memory: Callable[[], Memory]
-    optimizer: Callable[[Parameter], Optimizer]
+    optimizer: Callable[..., Optimizer]
     clip: float | None = None
 
     def __post_init__(self) -> None:
@@ -38,6 +40,19 @@ class Algorithm(Part):
         self.memory()  # refuses an impossible window here, not in the first round
         if self.clip is not None:
             positive("clip", self.clip)
+
+    def outer_rule(self, outer: Parameter, blocks: Blocks | None = None) -> Optimizer:
+        """The optimizer of λ; refuses a start outside of X, and blocks that do not fit."""
+        if blocks is None:
+            return self.optimizer(outer)
+        try:
+            inspect.signature(self.optimizer).bind(outer, blocks)
+        except TypeError:
+            raise ValueError(
+                f"algorithm must have an outer rule that takes blocks (BregmanRule, ProjectedRule) for a problem that "
+                f"has them, got {type(self).__name__}"
+            ) from None
+        return self.optimizer(outer, blocks)
 
     def require_fit(self, problem: Problem) -> None:
         """Refuse a problem that lacks what this algorithm asks for, before the first round."""

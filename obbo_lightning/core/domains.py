@@ -22,6 +22,10 @@ class Domain(Part, ABC):
     def contains(self, outer: Tensor) -> Tensor:
         """Which lanes lie in X, up to rounding; a NaN never does."""
 
+    def extent(self, outer: Tensor) -> Tensor:
+        """How large λ is ``[lanes, 1]``, for steps relative to it: its root mean square, and at least 0.001."""
+        return outer.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-3)
+
 
 @dataclass(frozen=True)
 class RealSpace(Domain):
@@ -56,6 +60,14 @@ class Box(Domain):
         inside = (outer >= self.lower) & (outer <= self.upper) & outer.isfinite()
         return inside.all(-1)
 
+    def extent(self, outer: Tensor) -> Tensor:
+        """A tenth of the width. Where it is infinite, λ's own; also where positive bounds are 1,000-fold apart."""
+        if self.upper >= 1000 * self.lower > 0:
+            return outer.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-6)
+        if math.isinf(self.upper - self.lower):
+            return super().extent(outer)
+        return torch.full_like(outer[..., :1], (self.upper - self.lower) / 10)
+
 
 class Nonnegative(Box):
     """X = [0, ∞)^d."""
@@ -84,6 +96,10 @@ class L2Ball(Domain):
     def contains(self, outer: Tensor) -> Tensor:
         return outer.norm(dim=-1) <= self.radius * (1 + _slack(outer))
 
+    def extent(self, outer: Tensor) -> Tensor:
+        """A tenth of the diameter."""
+        return torch.full_like(outer[..., :1], self.radius / 5)
+
 
 @dataclass(frozen=True)
 class Simplex(Domain):
@@ -98,6 +114,10 @@ class Simplex(Domain):
 
     def contains(self, outer: Tensor) -> Tensor:
         return (outer >= 0).all(-1) & ((outer.sum(-1) - 1).abs() <= _slack(outer))
+
+    def extent(self, outer: Tensor) -> Tensor:
+        """1/d, a coordinate at the centre."""
+        return torch.full_like(outer[..., :1], 1 / outer.shape[-1])
 
 
 def weighted_simplex(point: Tensor, step: Tensor) -> Tensor:
@@ -116,6 +136,23 @@ def weighted_simplex(point: Tensor, step: Tensor) -> Tensor:
     tau = threshold.gather(-1, positive_at_k - 1)
     result = (point - step * tau).clamp(min=0)
     return result / result.sum(-1, keepdim=True)
+
+
+def weighted_ball(point: Tensor, step: Tensor | float, domain: L2Ball) -> Tensor:
+    """Argmin over the ball of Σ (x_i − point_i)² / (2 step_i): x = point / (1 + step μ) with ‖x‖ = radius or μ = 0."""
+    if not isinstance(step, Tensor) or step.shape[-1] == 1:  # the same for all coordinates
+        return domain.project(point)
+    radius = domain.radius
+    multiplier = torch.zeros_like(point[..., :1])
+    # Newton on 1/‖x(μ)‖ − 1/radius, which is increasing and concave: from μ = 0 it never passes the root.
+    for _ in range(20):
+        damping = 1 + step * multiplier
+        x = point / damping
+        norm = x.norm(dim=-1, keepdim=True)
+        slope = (x.square() * step / damping).sum(-1, keepdim=True)
+        advance = (norm / radius - 1) * norm.square() / slope
+        multiplier = torch.where(norm > radius, multiplier + advance, multiplier)
+    return domain.project(point / (1 + step * multiplier))
 
 
 def _slack(outer: Tensor) -> float:

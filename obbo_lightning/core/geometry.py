@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, weighted_simplex
+from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, weighted_ball, weighted_simplex
 from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.regularizers import ElasticNet
 from obbo_lightning.core.validation import number, positive
 
+Rate = float | Tensor  # α: one for all, or one a lane ``[lanes, 1]``
 SUPPORTED = """\
   Euclidean, AdaptiveDiagonal: every regularizer; every domain
   NegativeEntropy: NoRegularizer or L1; Nonnegative, Box with lower >= 0, or Simplex
@@ -42,7 +43,7 @@ class Distance(ABC):
         """ρ in the Euclidean norm on ``domain``; 0 where there is none."""
 
     @abstractmethod
-    def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
+    def step(self, outer: Tensor, direction: Tensor, lr: Rate, regularizer: ElasticNet, domain: Domain) -> Tensor:
         """Argmin over x in X of ⟨q, x⟩ + h(x) + D_φ(x, λ)/α         (eq. outer_step_minimization)."""
 
     def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
@@ -69,6 +70,16 @@ class Geometry(Part, ABC):
     @abstractmethod
     def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
         """φ_t after q_t was seen; updates ``state`` in place."""
+
+    def unit(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
+        """How large q is ``[lanes, 1]``, proportional to it: what ``lr: auto`` divides α by, so that f has no units."""
+        if isinstance(domain, Simplex):  # a constant in q changes nothing there
+            direction = direction - direction.mean(-1, keepdim=True)
+        return direction.abs().amax(-1, keepdim=True)
+
+    def reach(self, outer: Tensor, domain: Domain) -> Tensor:
+        """How far a q of unit 1 moves λ with ``lr: auto`` and s = 1 ``[lanes, 1]``; here one size of λ or of X."""
+        return domain.extent(outer)
 
 
 class FixedGeometry(Geometry, Distance):
@@ -99,7 +110,7 @@ class DiagonalQuadratic(Distance):
     def strong_convexity(self, domain: Domain) -> float:
         return float(torch.as_tensor(self.scale).min())
 
-    def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
+    def step(self, outer: Tensor, direction: Tensor, lr: Rate, regularizer: ElasticNet, domain: Domain) -> Tensor:
         # Coordinate i minimises q x + l1 |x| + (l2/2) x² + (x − λ)²/(2s) with its own step s = α / scale.
         step = lr / self.scale
         if isinstance(domain, Simplex):  # Σ x = 1: a constant in q changes nothing but the rounding
@@ -114,25 +125,8 @@ class DiagonalQuadratic(Distance):
         if regularizer.l2:
             point = point / shrink
         if isinstance(domain, L2Ball):
-            return _weighted_ball(point, step / shrink, domain)
+            return weighted_ball(point, step / shrink, domain)
         return domain.project(point)  # separable: the clipped minimiser is the minimiser of the clipped problem
-
-
-def _weighted_ball(point: Tensor, step: Tensor | float, domain: L2Ball) -> Tensor:
-    """Argmin over the ball of Σ (x_i − point_i)² / (2 step_i): x = point / (1 + step μ) with ‖x‖ = radius or μ = 0."""
-    if not isinstance(step, Tensor):
-        return domain.project(point)
-    radius = domain.radius
-    multiplier = torch.zeros_like(point[..., :1])
-    # Newton on 1/‖x(μ)‖ − 1/radius, which is increasing and concave: from μ = 0 it never passes the root.
-    for _ in range(20):
-        damping = 1 + step * multiplier
-        x = point / damping
-        norm = x.norm(dim=-1, keepdim=True)
-        slope = (x.square() * step / damping).sum(-1, keepdim=True)
-        advance = (norm / radius - 1) * norm.square() / slope
-        multiplier = torch.where(norm > radius, multiplier + advance, multiplier)
-    return domain.project(point / (1 + step * multiplier))
 
 
 class Euclidean(FixedGeometry, DiagonalQuadratic):
@@ -168,6 +162,10 @@ class AdaptiveDiagonal(Geometry):
     def initial_state(self, outer: Tensor) -> dict[str, Tensor]:
         return {"second_moment": torch.zeros_like(outer)}
 
+    def reach(self, outer: Tensor, domain: Domain) -> Tensor:
+        # H_t takes the size out of every coordinate, and a step of α in each of d coordinates is α √d long.
+        return domain.extent(outer) / outer.shape[-1] ** 0.5
+
     def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
         second_moment = state["second_moment"]
         second_moment.mul_(self.decay).addcmul_(direction, direction, value=1 - self.decay)
@@ -175,8 +173,18 @@ class AdaptiveDiagonal(Geometry):
         return DiagonalQuadratic(second_moment.sqrt().add_(self.rho))
 
 
+class Entropy(FixedGeometry):
+    """A φ on positive numbers whose step changes log λ: a q of unit 1 changes it by α."""
+
+    def accepts(self, outer: Tensor) -> Tensor:
+        return ((outer > 0) & outer.isfinite()).all(-1)
+
+    def reach(self, outer: Tensor, domain: Domain) -> Tensor:
+        return torch.ones_like(outer[..., :1])
+
+
 @dataclass(frozen=True)
-class NegativeEntropy(FixedGeometry):
+class NegativeEntropy(Entropy):
     """φ(λ) = Σ λ_i log λ_i − λ_i: the multiplicative update, computed in log space.
 
     ρ is 1 on the simplex and 1/U on (0, U]^d. Coordinates stop at the smallest normal number, so none dies, and at the
@@ -188,9 +196,6 @@ class NegativeEntropy(FixedGeometry):
 
     def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
         return regularizer.l2 == 0 and (isinstance(domain, Simplex) or _is_positive_box(domain))
-
-    def accepts(self, outer: Tensor) -> Tensor:
-        return ((outer > 0) & outer.isfinite()).all(-1)
 
     def value(self, outer: Tensor) -> Tensor:
         return (torch.xlogy(outer, outer) - outer).sum(-1)
@@ -207,7 +212,7 @@ class NegativeEntropy(FixedGeometry):
     def strong_convexity(self, domain: Domain) -> float:
         return 1.0 if isinstance(domain, Simplex) else 1 / _upper(domain)
 
-    def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
+    def step(self, outer: Tensor, direction: Tensor, lr: Rate, regularizer: ElasticNet, domain: Domain) -> Tensor:
         # log λ⁺ = log λ − α (q + l1), normalised on the simplex
         change = -lr * (direction + regularizer.l1)
         log = outer.log() + change
@@ -219,7 +224,7 @@ class NegativeEntropy(FixedGeometry):
 
 
 @dataclass(frozen=True)
-class Burg(FixedGeometry):
+class Burg(Entropy):
     """φ(λ) = −Σ log λ_i, ρ = 1/U² on (0, U]^d.
 
     >>> Burg().divergence(torch.tensor([[2.0]]), torch.tensor([[2.0]]))
@@ -228,9 +233,6 @@ class Burg(FixedGeometry):
 
     def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
         return _is_positive_box(domain) and math.isfinite(_upper(domain))
-
-    def accepts(self, outer: Tensor) -> Tensor:
-        return ((outer > 0) & outer.isfinite()).all(-1)
 
     def value(self, outer: Tensor) -> Tensor:
         return -outer.log().sum(-1)
@@ -248,7 +250,10 @@ class Burg(FixedGeometry):
     def strong_convexity(self, domain: Domain) -> float:
         return 1 / _upper(domain) ** 2
 
-    def step(self, outer: Tensor, direction: Tensor, lr: float, regularizer: ElasticNet, domain: Domain) -> Tensor:
+    def unit(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
+        return (outer * direction).abs().amax(-1, keepdim=True)  # Δ log λ ≈ −α λ q
+
+    def step(self, outer: Tensor, direction: Tensor, lr: Rate, regularizer: ElasticNet, domain: Domain) -> Tensor:
         # q + l1 + l2 x + (1/λ − 1/x)/α = 0, times α λ x:  α l2 λ x² + b x − λ = 0 with b = 1 + α λ (q + l1).
         b = 1 + lr * outer * (direction + regularizer.l1)
         root = b.hypot(2 * (lr * regularizer.l2) ** 0.5 * outer)
@@ -270,10 +275,10 @@ def _upper(domain: Domain) -> float:
     return domain.upper if isinstance(domain, Box) else math.inf
 
 
-def require_support(geometry: Geometry, regularizer: ElasticNet, domain: Domain) -> None:
+def require_support(geometry: Geometry, regularizer: ElasticNet, domain: Domain, prefix: str = "") -> None:
     """Refuse a triple whose step is not solved exactly, with the list of those that are."""
     if not geometry.supports(regularizer, domain):
         raise ValueError(
-            f"geometry {geometry!r} with regularizer {regularizer!r} and domain {domain!r} is not supported; "
+            f"{prefix}geometry {geometry!r} with regularizer {regularizer!r} and domain {domain!r} is not supported; "
             f"these are:\n{SUPPORTED}"
         )

@@ -1,32 +1,35 @@
 """The outer step as a torch optimizer."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from obbo_lightning.core.auto_step import SCALE, auto_step
+from obbo_lightning.core.block_step import BlockStep
+from obbo_lightning.core.blocks import LearningRate
 from obbo_lightning.core.domains import Domain, RealSpace
-from obbo_lightning.core.geometry import Distance, Euclidean, Geometry, require_support
+from obbo_lightning.core.geometry import Distance, Euclidean, Geometry, Rate, require_support
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
-from obbo_lightning.core.validation import instance_of, positive
+from obbo_lightning.core.validation import positive
 
 
 class BregmanProx(Optimizer):
     r"""λ⁺ = argmin_{λ ∈ X} ⟨q, λ⟩ + h(λ) + D_{φ_t}(λ, λ_t)/α, solved exactly       (eq. outer_step_minimization).
 
-    The gradient of a parameter is q; the last axis is the vector, all others are lanes. Usable in any torch loop.
+    The gradient of a parameter is q; the last axis is the vector, all others are lanes. Usable in any torch loop. The
+    group's ``lr`` is α, or s where α is ``auto``, or a factor for the steps of all blocks.
 
     Args:
         params: parameters, as for any torch optimizer. Their values must lie in ``domain``.
-        lr: α.
+        lr: α, or ``auto`` (`auto_step`).
         geometry: φ_t.
         regularizer: h.
         domain: X.
+        scale: s, where ``lr`` is ``auto``.
+        blocks: the steps of a λ that has blocks, instead of one of the above for all of it.
 
     Example: one ISTA step.
 
@@ -41,32 +44,28 @@ class BregmanProx(Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor],
-        lr: float,
+        lr: LearningRate,
         geometry: Geometry | None = None,
         regularizer: ElasticNet | None = None,
         domain: Domain | None = None,
+        scale: float = SCALE,
+        blocks: Sequence[BlockStep] | None = None,
     ) -> None:
-        positive("lr", lr)
-        self.geometry = geometry or Euclidean()
-        self.regularizer = regularizer or NoRegularizer()
-        self.domain = domain or RealSpace()
-        instance_of("geometry", self.geometry, Geometry)
-        instance_of("regularizer", self.regularizer, ElasticNet)
-        instance_of("domain", self.domain, Domain)
-        require_support(self.geometry, self.regularizer, self.domain)
-        super().__init__(params, {"lr": lr})
+        alone = BlockStep(lr, geometry or Euclidean(), regularizer or NoRegularizer(), domain or RealSpace(), scale)
+        self.blocks = tuple(blocks or [alone])
+        super().__init__(params, {"lr": lr if blocks else alone.rate, **auto_names(self.blocks)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a step size or a start that is impossible, also for groups added later."""
         super().add_param_group(param_group)
         positive("lr", self.param_groups[-1]["lr"])
         for parameter in self.param_groups[-1]["params"]:
-            require_start(parameter.detach(), self.domain, self.geometry)
+            for block in self.blocks:
+                require_start(parameter.detach()[..., block.where], block.domain, block.geometry)
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only what it knows of
-        own = {"geometry": self.geometry, "regularizer": self.regularizer, "domain": self.domain}
-        return {**super().__getstate__(), **own}
+        return {**super().__getstate__(), "blocks": self.blocks}
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -83,75 +82,51 @@ class BregmanProx(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    state: dict[str, Any] = self.state[parameter]
-                    if not state:
-                        state.update(self.geometry.initial_state(parameter))
-                    distance = self.geometry.distance(parameter.grad, state)
-                    parameter.copy_(
-                        distance.step(parameter, parameter.grad, group["lr"], self.regularizer, self.domain)
-                    )
+                    for block in self.blocks:
+                        outer, direction = (x[..., block.where] for x in (parameter, parameter.grad))
+                        outer.copy_(_minimiser(block, outer, direction, group["lr"], self._state(parameter, block)))
         return loss
 
+    def generalized(self, before: Tensor, parameter: Tensor) -> Tensor:
+        """G_X(λ_t, q_t, α) = (λ_t − λ_{t+1})/α of the step that was taken, each block with its own α."""
+        difference = before - parameter.detach()
+        for block in self.blocks:
+            lr: Rate = self.param_groups[0]["lr"] * block.factor
+            if block.lr == "auto":
+                lr = self._state(parameter, block)["lr"]
+                lr = lr.where(lr > 0, 1.0)  # nothing has moved
+            difference[..., block.where] /= lr
+        return difference
 
-@dataclass(frozen=True)
-class BregmanRule:
-    """Makes the `BregmanProx` of an outer variable; refuses impossible settings before there is one."""
-
-    lr: float
-    geometry: Geometry
-    regularizer: ElasticNet
-    domain: Domain
-
-    def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        instance_of("geometry", self.geometry, Geometry)
-        instance_of("regularizer", self.regularizer, ElasticNet)
-        instance_of("domain", self.domain, Domain)
-        require_support(self.geometry, self.regularizer, self.domain)
-
-    def __call__(self, outer: Parameter) -> Optimizer:
-        return BregmanProx([outer], self.lr, self.geometry, self.regularizer, self.domain)
-
-
-@dataclass(frozen=True)
-class ProjectedRule:
-    """Makes a torch optimizer of an outer variable that is projected on X after every step.
-
-    Attributes:
-        optimizer: makes the optimizer from a list of parameters and ``lr``.
-        lr: α.
-        regularizer: must be none: a torch optimizer takes no composite step.
-        domain: X.
-    """
-
-    optimizer: Callable[..., Optimizer]
-    lr: float
-    regularizer: ElasticNet
-    domain: Domain
-
-    def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        instance_of("regularizer", self.regularizer, ElasticNet)
-        instance_of("domain", self.domain, Domain)
-        if self.regularizer.l1 or self.regularizer.l2:
-            raise ValueError(
-                f"regularizer must be none for an outer rule of torch.optim, which takes no composite step, "
-                f"got {self.regularizer!r}"
-            )
-
-    def __call__(self, outer: Parameter) -> Optimizer:
-        require_start(outer.detach(), self.domain)
-        optimizer = self.optimizer([outer], lr=self.lr)
-        if not isinstance(self.domain, RealSpace):
-            optimizer.register_step_post_hook(partial(_project, self.domain))
-        return optimizer
+    def _state(self, parameter: Tensor, block: BlockStep) -> dict[str, Tensor]:
+        """What a block remembers; a λ without blocks keeps it as torch's optimizers do."""
+        state: dict[str, Any] = self.state[parameter]
+        own: dict[str, Tensor] = state.setdefault(block.name, {}) if block.name else state
+        if not own:
+            own.update(block.geometry.initial_state(parameter.detach()[..., block.where]))
+        return own
 
 
-@torch.no_grad()
-def _project(domain: Domain, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.copy_(domain.project(parameter))
+def _minimiser(block: BlockStep, outer: Tensor, direction: Tensor, lr: float, state: dict[str, Tensor]) -> Tensor:
+    h, domain = block.regularizer, block.domain
+    if block.lr != "auto":
+        return block.geometry.distance(direction, state).step(outer, direction, lr * block.factor, h, domain)
+    taken = auto_step(block.geometry, domain, outer, direction, lr * block.factor, state)
+    distance = block.geometry.distance(taken.relative, state)
+    return distance.step(outer, taken.direction, taken.rate, h, domain).where(taken.moves, outer)
+
+
+def auto_names(blocks: Sequence[BlockStep]) -> dict[str, list[str]]:
+    """What a parameter group says of steps that are ``auto``; nothing where none is."""
+    names = [block.name for block in blocks if block.lr == "auto"]
+    return {"auto": names} if names else {}
+
+
+def auto_rates(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """α_t of the last step by block ``[lanes]``, where it is ``auto``; a λ without blocks has the name ''."""
+    state: dict[str, Any] = optimizer.state[parameter]
+    names = optimizer.param_groups[0].get("auto", [])
+    return {name: (state[name] if name else state)["lr"].squeeze(-1) for name in names}
 
 
 def generalized_gradient(

@@ -10,8 +10,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.blocks import Blocks
 from obbo_lightning.core.memory import Exchange
-from obbo_lightning.core.optimizer import BregmanProx
+from obbo_lightning.core.optimizer import BregmanProx, auto_rates
 from obbo_lightning.core.regret import Regret
 from obbo_lightning.core.validation import at_least, one_of
 
@@ -23,10 +24,13 @@ class StepRecord(NamedTuple):
         hypergradient: d_t, zero in skipped lanes ``[lanes, d]``.
         direction: q_t, clipped ``[lanes, d]``.
         generalized: G_X(λ_t, q_t, α) ``[lanes, d]``; None for outer rules that are no Bregman step.
-        regret: euclidean, generalized (or None) and exact (or None), so far ``[lanes]``.
+        regret: euclidean, generalized (or None) and exact (or None), so far ``[lanes]``; where λ has several blocks
+            also of each: ``euclidean/NAME``.
         hypergradient_error: ‖d_t − ∇F_t(λ_t)‖ ``[lanes]`` where the problem knows ∇F_t, else None.
         skipped: lanes whose hypergradient was not finite ``[lanes]``.
         outer: λ_{t+1} ``[lanes, d]``, a copy.
+        numbers: ``lr``, α_t where it is auto, and ‖G_X‖ of each of several blocks, ``generalized_norm/NAME``; α_t is
+            ``lr/NAME`` where λ has blocks ``[lanes]``.
     """
 
     hypergradient: Tensor
@@ -36,6 +40,7 @@ class StepRecord(NamedTuple):
     hypergradient_error: Tensor | None
     skipped: Tensor
     outer: Tensor
+    numbers: dict[str, Tensor]
 
 
 class OuterStep:
@@ -48,6 +53,7 @@ class OuterStep:
         on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first.
         optimizer: the outer rule, where somebody else has made it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
+        blocks: of λ, where it has them.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class OuterStep:
         on_nonfinite: str = "raise",
         optimizer: Optimizer | None = None,
         apply: Callable[[], Any] | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         if outer.ndim != 2 or not outer.is_floating_point():
             raise ValueError(
@@ -72,9 +79,11 @@ class OuterStep:
         self.clip = algorithm.clip
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
         self.memory = algorithm.memory()
-        self.optimizer = optimizer or algorithm.optimizer(outer)
+        self.optimizer = optimizer or algorithm.outer_rule(outer, blocks)
         self._apply = apply or self.optimizer.step
-        self.regret = {"euclidean": Regret(regret_window), "generalized": Regret(1), "exact": Regret(regret_window)}
+        self.blocks = blocks.several if blocks is not None else {}
+        windows = {"euclidean": regret_window, "generalized": 1, "exact": regret_window}
+        self.regret = {name: Regret(window, self.blocks) for name, window in windows.items()}
 
     @torch.no_grad()
     def __call__(self, hypergradients: Tensor, exact: Tensor | None = None) -> StepRecord:
@@ -94,16 +103,18 @@ class OuterStep:
         self.outer.grad = None
         generalized = None
         if isinstance(self.optimizer, BregmanProx):
-            # G_X(λ_t, q_t, α) = (λ_t − λ_{t+1})/α
-            generalized = (before - self.outer) / self.optimizer.param_groups[0]["lr"]
-        regret = {
-            "euclidean": self._accumulate("euclidean", hypergradients[-1]),
-            "generalized": self._accumulate("generalized", generalized),
-            "exact": self._accumulate("exact", exact),
-        }
+            generalized = self.optimizer.generalized(before, self.outer)
+        vectors = {"euclidean": hypergradients[-1], "generalized": generalized, "exact": exact}
         error = None if exact is None else (hypergradients[-1] - exact).norm(dim=-1)
         return StepRecord(
-            hypergradients[-1], direction, generalized, regret, error, skipped, self.outer.detach().clone()
+            hypergradients[-1],
+            direction,
+            generalized,
+            self._regrets(vectors),
+            error,
+            skipped,
+            self.outer.detach().clone(),
+            self._numbers(generalized),
         )
 
     def _finite(self, hypergradients: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,10 +135,17 @@ class OuterStep:
         norm = (direction / largest).norm(dim=-1, keepdim=True)
         return torch.where(norm * largest > self.clip, direction / largest * (self.clip / norm), direction)
 
-    def _accumulate(self, name: str, vectors: Tensor | None) -> Tensor | None:
-        if vectors is None:
-            return None
-        return self.regret[name].add(vectors)
+    def _regrets(self, vectors: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+        totals = {name: None if vector is None else self.regret[name].add(vector) for name, vector in vectors.items()}
+        of_blocks = {f"{name}/{b}": self.regret[name].of_block.get(b) for name in vectors for b in self.blocks}
+        return {**totals, **of_blocks}
+
+    def _numbers(self, generalized: Tensor | None) -> dict[str, Tensor]:
+        rates = auto_rates(self.optimizer, self.outer)
+        numbers = {f"lr/{name}" if name else "lr": rate for name, rate in rates.items()}
+        if generalized is not None:
+            numbers |= {f"generalized_norm/{b}": generalized[:, w].norm(dim=-1) for b, w in self.blocks.items()}
+        return numbers
 
     def state_dict(self, gather: Exchange | None = None) -> dict[str, Any]:
         """Memory, optimizer and regret; the outer variable belongs to whoever owns the parameter.

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from obbo_lightning.core.blocks import Blocks
 from obbo_lightning.core.randomness import Sample
 from obbo_lightning.core.recipes import Part
 
@@ -62,9 +63,18 @@ class Problem(Part, ABC):
         """
         return False
 
-    def initial_outer(self, seed: int) -> Tensor | None:
-        """λ_1 ``[lanes, d]``, for a problem that knows a good one: a network's initialisation."""
+    @property
+    def blocks(self) -> Blocks | None:
+        """The named blocks of λ, each with its own geometry, regularizer, domain and step.
+
+        A class that has them overrides this, with a property or with an attribute of the class; its losses get at
+        their hyperparameters by ``self.blocks.split(outer)``.
+        """
         return None
+
+    def initial_outer(self, seed: int) -> Tensor | None:
+        """λ_1 ``[lanes, d]``, for a problem that knows a good one: its blocks' start, a network's initialisation."""
+        return None if self.blocks is None else self.blocks.start(seed)
 
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor | None:
         """β_1, for methods that start each round from the last one's inner variable."""

@@ -1,5 +1,6 @@
 """Bilevel local regret, per lane."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ class Regret:
 
     Args:
         window: w.
+        blocks: which coordinates each block has, where the regret of each is summed, too.
 
     >>> import torch
     >>> regret = Regret(window=2)
@@ -22,19 +24,24 @@ class Regret:
     (tensor([1.], dtype=torch.float64), tensor([5.], dtype=torch.float64), tensor([6.], dtype=torch.float64))
     """
 
-    def __init__(self, window: int = 1) -> None:
+    def __init__(self, window: int = 1, blocks: Mapping[str, slice] | None = None) -> None:
         self.memory = HypergradientWindow(window)
         self.total: Tensor | None = None
+        self.blocks = dict(blocks or {})
+        self.of_block: dict[str, Tensor] = {}
 
     def add(self, vector: Tensor) -> Tensor:
         """Take one round ``[lanes, d]``; the regret so far ``[lanes]``."""
-        added = self.memory.push(vector).double().square().sum(-1)
-        self.total = added if self.total is None else self.total.to(added.device) + added
+        squares = self.memory.push(vector).double().square()
+        self.total = _sum(self.total, squares.sum(-1))
+        for name, where in self.blocks.items():
+            self.of_block[name] = _sum(self.of_block.get(name), squares[..., where].sum(-1))
         return self.total
 
     def state_dict(self) -> dict[str, Any]:
-        """Window and sum."""
-        return {"window": self.memory.state_dict(), "total": self.total}
+        """Window and sums."""
+        state = {"window": self.memory.state_dict(), "total": self.total}
+        return {**state, "of_block": dict(self.of_block)} if self.blocks else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`, also from that of version 0.1.0, where this was a torchmetrics metric."""
@@ -42,3 +49,8 @@ class Regret:
             state = {"window": state["_extra_state"], "total": next(iter(state["total"]), None)}
         self.memory.load_state_dict(state["window"])
         self.total = state["total"]
+        self.of_block = dict(state.get("of_block", {}))
+
+
+def _sum(before: Tensor | None, added: Tensor) -> Tensor:
+    return added if before is None else before.to(added.device) + added

@@ -160,7 +160,7 @@ def online(
     if not outer.is_floating_point():
         raise ValueError(f"outer must be a floating-point tensor [lanes, d], got {outer.dtype}")
     parameter = outer if isinstance(outer, Parameter) else Parameter(outer.detach().clone())
-    step = OuterStep(parameter, algorithm, regret_window, on_nonfinite)
+    step = OuterStep(parameter, algorithm, regret_window, on_nonfinite, blocks=problem.blocks)
     if inner is not None:
         _require_inner(inner, parameter)
     return _rounds(problem, algorithm, stream, step, Warm(inner), seed)

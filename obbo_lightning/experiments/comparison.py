@@ -100,11 +100,11 @@ def read_comparison(runs: Sequence[Run]) -> Comparison:
 
 def _row(run: Run) -> dict[str, Any]:
     summary, metrics = run.summary, run.metrics
-    metric = summary["metric"]
+    metric, lr = summary["metric"], run.settings["algorithm"].get("lr")
     return {
         **{name: summary[name] for name in ("algorithm", "seed", "rounds", "metric", "test_tasks", "skipped")},
         "label": run.label,
-        "lr": run.settings["algorithm"].get("lr"),
+        "lr": lr if isinstance(lr, (int, float)) else None,  # auto, or each block's own
         "untrained_test": summary[f"untrained_test_{metric}"],
         "test": summary[f"test_{metric}"],
         "test_se": summary[f"test_{metric}_se"],

@@ -38,7 +38,7 @@ def _measure(settings: Settings, clock: Callable[[], float]) -> float:
     tasks = list(islice(iter(stream.train), settings["tasks_per_round"]))
     seconds = 0.0
     for _ in range(2):  # the first time a round is played much is made that stays
-        step = OuterStep(module.outer, module.algorithm, on_nonfinite="skip")
+        step = OuterStep(module.outer, module.algorithm, on_nonfinite="skip", blocks=module.problem.blocks)
         began = clock()
         play(module.problem, module.algorithm, step, tasks, [Warm()] * len(tasks), Key())
         seconds = clock() - began

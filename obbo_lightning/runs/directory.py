@@ -18,6 +18,7 @@ class RunDirectory:
         self.path = path
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
+        self.outer = path / "outer.csv"
         self.timings = path / "timings.csv"
         self.tasks = path / "tasks.csv"
         self.sources = path / "sources.json"

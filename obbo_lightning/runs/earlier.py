@@ -7,6 +7,8 @@ import yaml
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.files import ConfigError, Settings
 
+STEPPING = ("obbo", "sobbo", "sobow", "oagd", "adam", "sgdm")  # those that take `scale` and `blocks`
+
 
 def read_settings(run: RunDirectory) -> Settings:
     """What config.yaml says, in the words of this version."""
@@ -20,13 +22,18 @@ def read_settings(run: RunDirectory) -> Settings:
 
 
 def migrated(settings: Settings) -> Settings:
-    """Settings of version 0.1.0, where a few-shot problem had one kind of network, and its filters.
+    """Settings of before: few-shot problems had one kind of network, and its filters; no algorithm knew of blocks.
 
     >>> migrated({"problem": {"filters": 32, "proximity": 0.5}})
     {'problem': {'network': {'name': 'cnn4', 'filters': 32}, 'proximity': 0.5}}
+    >>> migrated({"algorithm": {"name": "obbo", "lr": 0.1}})
+    {'algorithm': {'scale': 0.3, 'blocks': None, 'name': 'obbo', 'lr': 0.1}}
     """
     problem: dict[str, Any] | None = settings.get("problem")
-    if not isinstance(problem, dict) or "filters" not in problem:
-        return settings
-    rest = {key: value for key, value in problem.items() if key != "filters"}
-    return {**settings, "problem": {"network": {"name": "cnn4", "filters": problem["filters"]}, **rest}}
+    if isinstance(problem, dict) and "filters" in problem:
+        rest = {key: value for key, value in problem.items() if key != "filters"}
+        settings = {**settings, "problem": {"network": {"name": "cnn4", "filters": problem["filters"]}, **rest}}
+    algorithm: dict[str, Any] | None = settings.get("algorithm")
+    if isinstance(algorithm, dict) and algorithm.get("name") in STEPPING:
+        settings = {**settings, "algorithm": {"scale": 0.3, "blocks": None, **algorithm}}
+    return settings

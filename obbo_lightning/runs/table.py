@@ -1,4 +1,4 @@
-"""A CSV file with one row a round, that a resumed run continues exactly."""
+"""A CSV file with a row a round, or every so many, that a resumed run continues exactly."""
 
 import csv
 import os
@@ -14,11 +14,13 @@ class RoundTable:
     Args:
         path: of the file.
         columns: its header; the first one is the round.
+        every: which rounds have a row: those that this divides.
     """
 
-    def __init__(self, path: Path, columns: list[str]) -> None:
+    def __init__(self, path: Path, columns: list[str], every: int = 1) -> None:
         self.path = path
         self.columns = columns
+        self.every = every
         self._file: Any = None
         self._last = 0
 
@@ -26,12 +28,10 @@ class RoundTable:
         """Open the file with its header and the rows of the first ``rounds`` rounds; returns the last one, as text."""
         kept = [",".join(self.columns)]
         if rounds:
-            lines = self.path.read_text().splitlines()
-            if len(lines) < rounds + 1 or lines[0] != kept[0]:
-                raise ValueError(
-                    f"{self.path} must hold {rounds} rounds to continue from, got {max(len(lines) - 1, 0)}"
-                )
-            kept = lines[: rounds + 1]
+            lines, rows = self.path.read_text().splitlines(), rounds // self.every
+            if len(lines) < rows + 1 or lines[0] != kept[0]:
+                raise ValueError(f"{self.path} must hold {rows} rounds to continue from, got {max(len(lines) - 1, 0)}")
+            kept = lines[: rows + 1]
         aside = self.path.with_suffix(".part")
         aside.write_text("\n".join(kept) + "\n")
         os.replace(aside, self.path)

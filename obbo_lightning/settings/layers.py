@@ -17,6 +17,8 @@ PARTS = {
     "problem": "problem",
     "problem.network": "network",
 }
+# What the blocks of an outer variable know by themselves, unless it is said for all of them.
+KNOWN_TO_BLOCKS = ("lr", "geometry", "regularizer", "domain")
 SECTIONS = ("algorithm", "data", "problem", "evaluation", "checkpoint", "trainer", "wandb", "per_algorithm")
 
 
@@ -46,6 +48,9 @@ def overlay(base: Settings, layer: Settings, path: str = "") -> Settings:
     merged = dict(base)
     if not path and _problem_after(base, layer) != _problem_after(base, {}):
         merged.pop("problem", None)  # it was another problem's
+    if not path and has_blocks(_named_after(merged, layer)) and not has_blocks(base):  # this was for a λ without any
+        kept = {k: v for k, v in at(merged, "algorithm").items() if k not in KNOWN_TO_BLOCKS}
+        merged["algorithm"] = kept
     for key, value in layer.items():
         where = f"{path}.{key}" if path else key
         if where in PARTS and isinstance(value, str):
@@ -81,6 +86,14 @@ def part_class(settings: Settings, path: str) -> type[Any] | None:
     return usual or part(PARTS[path], next(iter(KINDS[PARTS[path]].names)), path)
 
 
+def has_blocks(settings: Settings) -> bool:
+    """Whether the outer variable of the problem that settings name has blocks."""
+    from obbo_lightning.core.problem import Problem  # as late as the parts themselves
+
+    cls = part_class(settings, "problem") if at(settings, "data").get("name") else None
+    return cls is not None and cls.blocks is not Problem.blocks
+
+
 def accepted_settings(path: str, name: str) -> set[str]:
     """What the part ``name`` can be given."""
     named: Any = _named(path, name)
@@ -104,6 +117,11 @@ def _problem_after(base: Settings, layer: Settings) -> Any:
     if name is None:
         return None
     return [part_class({"data": {"name": name}}, path) for path in ("problem", "problem.network")]
+
+
+def _named_after(base: Settings, layer: Settings) -> Settings:
+    """Which data and problem a layer over a base has."""
+    return {key: {"name": at(layer, key).get("name") or at(base, key).get("name")} for key in ("data", "problem")}
 
 
 def _require_sections(layer: Settings) -> None:

@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from obbo_lightning.parts import names_of, source_file
 from obbo_lightning.settings.files import ConfigError, Settings
-from obbo_lightning.settings.layers import PARTS, at, part_class
+from obbo_lightning.settings.layers import KNOWN_TO_BLOCKS, PARTS, at, has_blocks, part_class
 from obbo_lightning.settings.trainer import add_trainer, callback_entries, check_trainer, parsed, trainer_keys
 
 HELP = """Play an online stream. Flags and YAML files (--config FILE, or the name of a shipped one) use the same keys;
@@ -170,7 +170,10 @@ def _used_parts(settings: Settings) -> Iterator[str]:
         if cls is None:
             continue
         yield top
-        taken = inspect.signature(cls).parameters
+        taken = set(inspect.signature(cls).parameters)
+        if top == "algorithm" and has_blocks(settings):  # what is not named is for each block to know
+            known = [kind for kind in KNOWN_TO_BLOCKS if f"algorithm.{kind}" in PARTS]
+            taken -= {kind for kind in known if not at(settings, f"algorithm.{kind}").get("name")}
         yield from (path for path in PARTS if path.startswith(f"{top}.") and path.rpartition(".")[2] in taken)
 
 

@@ -96,7 +96,7 @@ class ExampleStream(FewShotStream):
         self.columns = feature_columns(Path(path).expanduser(), label)
         self._sources = division.digests(examples)
 
-    def sources(self) -> dict[str, str]:
+    def origins(self) -> dict[str, str]:
         """Of each class's examples, as they are in the file."""
         return self._sources
 

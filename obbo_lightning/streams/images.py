@@ -94,7 +94,7 @@ class ImageFolderStream(FewShotStream):
         self.names = division.names
         self._division = division
 
-    def sources(self) -> dict[str, str]:
+    def origins(self) -> dict[str, str]:
         """Of each class's pixels."""
         source: Any = self.train.source
         return self._division.digests(source.examples.numpy())

@@ -145,7 +145,7 @@ class MarketStream(Stream):
         seen = len(self.train.training)
         return f"bar {t + seen} of every event" if t else f"one of the first {seen} bars of an event"
 
-    def sources(self) -> dict[str, str]:
+    def origins(self) -> dict[str, str]:
         """Of the prices up to each event's bar."""
         columns = self.train.values[: self._before].T.contiguous().numpy()
         names = zip(self.lanes["ticker"], self.lanes["timestamp"], strict=True)

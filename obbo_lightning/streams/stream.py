@@ -104,7 +104,7 @@ class Stream(Part, ABC):
         """What task t of ``train`` is called when it is another one than was played."""
         return f"task {t + 1}"
 
-    def sources(self) -> dict[str, str]:
+    def origins(self) -> dict[str, str]:
         """Digests of what tasks are made from, by name (classes, events): which of them changed is said by them.
 
         Nothing for a stream that is made from its settings alone.

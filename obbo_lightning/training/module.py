@@ -23,7 +23,7 @@ from obbo_lightning.streams.stream import Stream
 from obbo_lightning.training.evaluation import evaluate, gathered
 from obbo_lightning.training.outer_step import BregmanOuterStep
 from obbo_lightning.training.ranks import Ranks
-from obbo_lightning.training.rows import Row, row_of
+from obbo_lightning.training.rows import Row, more_columns, row_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -85,13 +85,14 @@ class OnlineBilevelModule(L.LightningModule):
         self.outer = Parameter(start.detach().clone())
         self.warms = [Warm() for _ in range(tasks_per_round)]  # of all tasks, and in training of this rank's
         self.judged_from = Warm()
-        self.outer_step = BregmanOuterStep(algorithm, regret_window, on_nonfinite)
+        self.outer_step = BregmanOuterStep(algorithm, regret_window, on_nonfinite, problem.blocks)
         self.played: Round | None = None
         self.row: Row = {}
         self._judged: list[dict[str, Tensor]] = []
         self._loaded_round = 0
         algorithm.require_fit(problem)
-        algorithm.optimizer(self.outer)  # refuses a start outside the domain here, not after the data were read
+        # Refuses a start outside the domain here, not after the data were read.
+        self.more_columns = more_columns(problem.blocks, self.configure_optimizers())
 
     def configure_callbacks(self) -> list[L.Callback]:
         """The outer step is always there."""
@@ -102,7 +103,7 @@ class OnlineBilevelModule(L.LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         """The algorithm's outer rule."""
-        return self.algorithm.optimizer(self.outer)
+        return self.algorithm.outer_rule(self.outer, self.problem.blocks)
 
     def on_fit_start(self) -> None:
         """This rank's share of a round; a checkpoint's warm starts are of all ranks, and on the CPU."""

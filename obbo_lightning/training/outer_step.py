@@ -5,6 +5,7 @@ from typing import Any
 import lightning as L
 
 from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.blocks import Blocks
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.validation import at_least, one_of
 from obbo_lightning.training.ranks import Ranks
@@ -20,10 +21,18 @@ class BregmanOuterStep(L.Callback):
         algorithm: brings memory, outer rule and clipping.
         regret_window: w_R.
         on_nonfinite: ``raise`` or ``skip``.
+        blocks: of λ, where it has them.
     """
 
-    def __init__(self, algorithm: Algorithm, regret_window: int = 10, on_nonfinite: str = "raise") -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        regret_window: int = 10,
+        on_nonfinite: str = "raise",
+        blocks: Blocks | None = None,
+    ) -> None:
         self.algorithm = algorithm
+        self.blocks = blocks
         self.regret_window = at_least("regret_window", regret_window, 1)
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
         self.step: OuterStep | None = None
@@ -44,6 +53,7 @@ class BregmanOuterStep(L.Callback):
             self.on_nonfinite,
             optimizer=optimizer.optimizer,
             apply=optimizer.step,
+            blocks=self.blocks,
         )
         if self._restored is not None:
             # Lightning has restored the optimizer itself.

@@ -49,7 +49,7 @@ class Played(L.Callback):
             rows = [f"{t}," for t in range(1, trainer.global_step + 1)]
             write_atomically(path, "\n".join([",".join(COLUMNS), *rows]) + "\n")
         self.table.cut(trainer.global_step)
-        sources = self.stream.sources()
+        sources = self.stream.origins()
         if sources:
             write_atomically(self.run.sources, json.dumps(sources, indent=0) + "\n")
 
@@ -90,7 +90,7 @@ def require_same_past(run: RunDirectory, stream: Stream, rounds: int, tasks_per_
     if not rounds or not run.tasks.is_file():
         return
     before = json.loads(run.sources.read_text()) if run.sources.is_file() else {}
-    differs = compare(before, stream.sources()) if before else ""
+    differs = compare(before, stream.origins()) if before else ""
     if not (changed or differs):
         return
     tasks = _tasks_again(stream)

@@ -11,6 +11,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
+from obbo_lightning.core.blocks import Blocks
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.statistics import mean_and_error
@@ -23,8 +24,10 @@ from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.clock import RoundClock
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import Ranks
-from obbo_lightning.training.rows import columns_of
+from obbo_lightning.training.rows import columns_of, values_of
 from obbo_lightning.training.signals import Stopped, StopSignals
+
+SMALL = 100  # so many coordinates of λ are written every round; more with every evaluation
 
 
 class Recorder(Checkpoint):
@@ -39,18 +42,30 @@ class Recorder(Checkpoint):
         metric: what is evaluated: ``loss``, or one of the problem's scores.
         evaluate_every: rounds between evaluations.
         checkpoint_every: rounds between checkpoints.
+        more_columns: of metrics.csv, see `rows.more_columns`.
+        blocks: of λ, where it has them: their values are written by name.
     """
 
     def __init__(
-        self, run: RunDirectory, test: Sequence[Task], metric: str, evaluate_every: int, checkpoint_every: int
+        self,
+        run: RunDirectory,
+        test: Sequence[Task],
+        metric: str,
+        evaluate_every: int,
+        checkpoint_every: int,
+        more_columns: Sequence[str] = (),
+        blocks: Blocks | None = None,
     ) -> None:
         self.run = run
         self.test = test
         self.metric = metric
         self.evaluate_every = at_least("evaluation.every", evaluate_every, 1)
         self.checkpoint_every = at_least("checkpoint.every", checkpoint_every, 1)
-        self.metrics = RoundTable(run.metrics, columns_of(metric))
+        self.metrics = RoundTable(run.metrics, columns_of(metric, more_columns))
         self.timings = RoundTable(run.timings, ["round", "seconds", "evaluation_seconds"])
+        self.named = {} if blocks is None else blocks.coordinates()
+        every = 1 if len(self.named) <= SMALL else evaluate_every
+        self.outer = RoundTable(run.outer, ["round", *self.named], every) if self.named else None
         self.untrained: list[float] = []
         self.tested: list[float] = []
         self.judged_on = [fingerprint_of(task) for task in test]
@@ -100,6 +115,8 @@ class Recorder(Checkpoint):
             self.state.open(self.run.state)
             self.row = self.metrics.cut(trainer.global_step)
             self.clock = self.timings.cut(trainer.global_step)
+            if self.outer is not None:
+                self.outer.cut(trainer.global_step)
         self.row = trainer.strategy.broadcast(self.row)
         self._goes_on = bool(self.row) and trainer.global_step % self.evaluate_every != 0 and self._is_judged()
         if self._other_tests:
@@ -155,6 +172,8 @@ class Recorder(Checkpoint):
         if trainer.is_global_zero:
             self.metrics.append(self.row)
             self.timings.append(self.clock)
+            if self.outer is not None and rounds % self.outer.every == 0:
+                self.outer.append({"round": rounds, **values_of(module.played.step.outer, self.named)})
         self.oracle_calls += sum(module.played.calls.values())
         self._log(trainer, module)
         if rounds % self.checkpoint_every == 0 or last or stop:
@@ -183,8 +202,8 @@ class Recorder(Checkpoint):
         """Whoever asked for a checkpoint: the rows before it are on disk before it is."""
         checkpoint["ended"] = trainer.should_stop  # by a callback, such as EarlyStopping: a resume must not play on
         if trainer.is_global_zero:
-            self.metrics.sync()
-            self.timings.sync()
+            for table in self.tables:
+                table.sync()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Whether the run was over."""
@@ -214,9 +233,14 @@ class Recorder(Checkpoint):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the tables, and give the signals back."""
         self.signals.give_back()
-        self.metrics.close()
-        self.timings.close()
         self.state.close()
+        for table in self.tables:
+            table.close()
+
+    @property
+    def tables(self) -> list[RoundTable]:
+        """Everything that has a row a round."""
+        return [self.metrics, self.timings, *([] if self.outer is None else [self.outer])]
 
     def centre_and_error(self, values: Sequence[float]) -> tuple[float, float | None]:
         """What stands for an evaluation: like all of a row the median over lanes; tasks of one lane have a mean."""

@@ -30,8 +30,8 @@ from obbo_lightning import (
 )
 from obbo_lightning.checks import check_algorithm
 from obbo_lightning.core.memory import HypergradientWindow
-from obbo_lightning.core.optimizer import BregmanRule
 from obbo_lightning.core.regularizers import NoRegularizer
+from obbo_lightning.core.rules import BregmanRule
 from obbo_lightning.streams.quadratic import QuadraticStream
 
 INNER = GradientDescent(steps=3, lr=0.5)

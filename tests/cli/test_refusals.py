@@ -69,7 +69,7 @@ CASES = {
     "alpha": (lambda: OBBO(lr=0.0), "lr must be a positive finite number, got 0.0"),
     "alpha nan": (lambda: Adam(lr=NAN), "lr must be a positive finite number, got nan"),
     "alpha inf": (lambda: BregmanProx([parameter(1.0)], lr=math.inf), "lr must be a positive finite number, got inf"),
-    "alpha string": (lambda: OBBO(lr="fast"), "lr must be a number, got 'fast'"),
+    "alpha string": (lambda: OBBO(lr="fast"), "lr must be a positive finite number or auto, got 'fast'"),
     "alpha huge": (lambda: OBBO(lr=10**400), "lr must be a finite number, got one beyond the largest float"),
     "w_R": (
         lambda: OuterStep(parameter(1.0), OBBO(), regret_window=0),

@@ -340,20 +340,21 @@ def test_stopped_five_times_while_tasks_arrive_it_is_the_undisturbed_run(here):
     """In real processes: three of them are killed without a word."""
     rng, tasks, followed = random.Random(0), here / "tasks", here / "followed"
     write(tasks, 0)
-    process = Forked(here, *FLAGS, "--data.path", str(tasks), "--rounds", "60", "--output", str(followed))
+    command = [*FLAGS, "--data.path", str(tasks), "--rounds", "60", "--output", str(followed)]
     for i, signum in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)):
+        process = Forked(here, *command)
         write(tasks, *range(10 * i + 1, 10 * i + 11))
         enough, patience = 10 * i + rng.randint(2, 9), 6000
-        while rows_of(followed) < enough:  # rows are on disk with the checkpoint after them, every third round
+        while rows_of(followed) < enough:
             patience -= 1
             assert process.poll() is None, process.said()
             assert patience, "no row has come for a minute"
             time.sleep(0.01)
         process.send_signal(signum)
         assert process.wait() == (-9 if signum == signal.SIGKILL else 128 + signum), process.said()
-        process = Forked(here, "resume", str(only_run(followed)))
+        command = ["resume", str(only_run(followed))]
     write(tasks, *range(51, 60))
-    assert process.wait() == 0, process.said()
+    assert cli.main(command) == 0
     assert cli.main([*FLAGS, "--data.path", str(tasks), "--rounds", "60", "--output", str(here / "whole")]) == 0
     whole, stopped = (only_run(folder) for folder in (here / "whole", followed))
     for name in ("metrics.csv", "tasks.csv"):

@@ -1,0 +1,42 @@
+"""The weights of a network as a block of the outer variable."""
+
+from torch import Tensor, nn
+
+from obbo_lightning.core.blocks import Block, LearningRate
+from obbo_lightning.core.domains import Domain
+from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
+from obbo_lightning.core.regularizers import ElasticNet
+from obbo_lightning.networks.flat import Factory, FlatNetwork
+
+
+class Weights(Block):
+    """Every parameter of a network that learns, flat: the paper's adaptive geometry on R^d.
+
+    Args:
+        network: whose weights are the start; or a class or function that makes one without arguments, from the seed.
+        geometry: φ_t.
+        regularizer: h.
+        domain: X.
+        lr: α, or ``auto``: all weights together move by s times their root mean square.
+
+    >>> weights = Weights(nn.Linear(3, 2))
+    >>> weights.size, weights.network(weights.start(), weights.start().new_ones(4, 3)).shape
+    (8, torch.Size([4, 2]))
+    """
+
+    listed = False
+
+    def __init__(
+        self,
+        network: Factory | nn.Module,
+        geometry: Geometry | None = None,
+        regularizer: ElasticNet | None = None,
+        domain: Domain | None = None,
+        lr: LearningRate = "auto",
+    ) -> None:
+        self.network = FlatNetwork(network)
+        super().__init__(self.network.initial(0), geometry or AdaptiveDiagonal(), regularizer, domain, lr)
+
+    def start(self, seed: int = 0) -> Tensor:
+        """The network's own initialisation from ``seed``, or the weights that it came with."""
+        return self.network.initial(seed)
