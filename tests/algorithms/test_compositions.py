@@ -58,8 +58,9 @@ def test_defaults_are_the_papers(name):
     optimizer = algorithm.optimizer(torch.nn.Parameter(torch.zeros(1, 2)))
     assert optimizer.param_groups[0]["lr"] == 1e-4
     if geometry is not None:
-        assert repr(optimizer.geometry) == repr(geometry)
-        assert (optimizer.regularizer.l1, optimizer.regularizer.l2, optimizer.domain) == (0, 0, RealSpace())
+        (step,) = optimizer.blocks
+        assert repr(step.geometry) == repr(geometry)
+        assert (step.regularizer.l1, step.regularizer.l2, step.domain) == (0, 0, RealSpace())
     elif name == "adam":
         assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
     else:
@@ -79,7 +80,8 @@ def test_what_is_given_is_passed_on(name):
     assert optimizer.param_groups[0]["lr"] == 0.25
     if windowed:
         assert memory_of(algorithm)[1] == 3
-        assert (optimizer.regularizer.l1, optimizer.domain) == (0.5, Box(0.0, 1.0))
+        (step,) = optimizer.blocks
+        assert (step.regularizer.l1, step.domain) == (0.5, Box(0.0, 1.0))
     outer.grad = torch.tensor([[100.0, -100.0]])
     for _ in range(10):
         optimizer.step()

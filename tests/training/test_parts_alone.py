@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from obbo_lightning import ExactCheckpoints, StreamDataModule, Tasks
+from obbo_lightning.runs.checkpoints import CheckpointError, newest_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.training import run as running
-from obbo_lightning.training.checkpoints import CheckpointError, newest_checkpoint, verify_checkpoint
 from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, Rounds
 from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.signals import Stopped

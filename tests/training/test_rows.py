@@ -22,6 +22,7 @@ def test_a_row_has_medians_over_lanes_and_counts_skipped_ones():
         as_tensors["error"],
         torch.tensor([True, False, True, True]),
         torch.zeros(4, 3),
+        {},
     )
     played = Round(
         *(as_tensors[name] for name in ("loss", "inner_loss", "residual")),
