@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 
 # A thread of OpenMP that waits for another one spins for a while before it sleeps, beside other work on the very core
-# that the other one needs: a round of the default took 50 times as long. A bound costs nothing on an idle machine.
-BOUNDS = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
+# that the other one needs: a round of the default took 50 times as long. A bound costs nothing on an idle machine. A small
+# one lets threads sleep between two operations, and waking them beside other work takes longer than a round computes.
+BOUNDS = {"GOMP_SPINCOUNT": "80000", "KMP_BLOCKTIME": "1"}
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 

@@ -193,7 +193,7 @@ def test_sbatch_is_asked_for_one_array_with_what_the_file_says(paper, tmp_path):
     asked = "partition=gpu time=90 gpus-per-node=1 mem=16G cpus-per-task=4 account=us qos=low array=0-3%2"
     for option in [*asked.split(), "job-name=obbo-small", "signal=USR2@90"]:
         assert f"#SBATCH --{option}\n" in script
-    assert "\nexport OMP_NUM_THREADS=4 MKL_NUM_THREADS=4 GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-10000} " in script
+    assert "\nexport OMP_NUM_THREADS=4 MKL_NUM_THREADS=4 GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-80000} " in script
     assert "\nmodule load cuda\n" in script
     assert "--cpus-per-task=4 " in script.partition("\nsrun ")[2]
 
