@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 # A thread of OpenMP that waits for another one spins for a while before it sleeps, beside other work on the very core
-# that the other one needs: a round of the default took 50 times as long. A bound costs nothing on an idle machine. A small
-# one lets threads sleep between two operations, and waking them beside other work takes longer than a round computes.
+# that the other one needs: a round of the default took 50 times as long. A bound costs nothing on an idle machine. Too
+# small a one lets threads sleep between two operations, and beside other work it takes long to wake them.
 BOUNDS = {"GOMP_SPINCOUNT": "80000", "KMP_BLOCKTIME": "1"}
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
