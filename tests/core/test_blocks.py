@@ -341,3 +341,10 @@ def test_what_does_not_fit_is_refused_by_name(case):
     make, message = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
+
+
+def test_what_is_said_of_one_block_wins_over_what_is_said_of_all():
+    blocks = Blocks(a=Real(1.0), b=Real(1.0))
+    algorithm = OBBO(lr=0.5, geometry=Euclidean(), blocks={"a": {"lr": 0.1}})
+    optimizer = algorithm.outer_rule(torch.nn.Parameter(blocks.start()), blocks)
+    assert [step.lr for step in optimizer.blocks] == [0.1, 0.5]
