@@ -54,6 +54,7 @@ from .core.memory import (
     TaskWindow as TaskWindow,
     Warm as Warm,
 )
+from .core.momentum import InnerAdam as InnerAdam, InnerSGD as InnerSGD
 from .core.optimizer import (
     BregmanProx as BregmanProx,
     generalized_gradient as generalized_gradient,
@@ -77,6 +78,7 @@ from .networks.resnet12 import ResNet12 as ResNet12
 from .networks.weights import Weights as Weights
 from .parts import names_of as names_of, part as part, register as register
 from .problems.few_shot import FewShot as FewShot
+from .problems.module import ModuleProblem as ModuleProblem
 from .problems.quadratic import Quadratic as Quadratic
 from .problems.spline import SmoothingSpline as SmoothingSpline
 from .serving.forecast import Forecast as Forecast, forecast as forecast

@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
 def estimate(problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, warm: Warm, key: Key) -> Estimate:
     """The hypergradient of one task at λ. Pure: the same arguments give the same estimate."""
-    oracle = Oracle(problem, outer, task, key)
+    oracle = Oracle(problem, outer, task, key, warm.solver)
     first = warm.inner
     if first is None and algorithm.inner.carries:
         first = problem.initial_inner(outer, task)
@@ -43,6 +43,7 @@ def estimate(problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, 
     carried = Warm(
         _last_finite(found.inner, first) if algorithm.inner.carries else None,
         _last_finite(found.solve, warm.solve),
+        _last_finite(oracle.carried, warm.solver),
     )
     return Estimate(found.value, found.inner, carried, found.loss, found.residual, oracle.calls)
 

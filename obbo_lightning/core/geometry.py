@@ -14,7 +14,7 @@ from torch import Tensor
 from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, weighted_ball, weighted_simplex
 from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.regularizers import ElasticNet
-from obbo_lightning.core.validation import number, positive
+from obbo_lightning.core.validation import decay, positive
 
 Rate = float | Tensor  # α: one for all, or one a lane ``[lanes, 1]``
 SUPPORTED = """\
@@ -156,8 +156,7 @@ class AdaptiveDiagonal(Geometry):
 
     def __post_init__(self) -> None:
         positive("geometry.rho", self.rho)
-        if not 0 <= number("geometry.decay", self.decay) < 1:
-            raise ValueError(f"geometry.decay must lie in [0, 1), got {self.decay!r}")
+        decay("geometry.decay", self.decay)
 
     def initial_state(self, outer: Tensor) -> dict[str, Tensor]:
         return {"second_moment": torch.zeros_like(outer)}

@@ -117,7 +117,7 @@ class GradientDescent(InnerSolver):
         first = problem.initial_inner(outer, task)
         name = type(problem).__name__
         if self.start == "previous":
-            self._require_first(problem, first)
+            require_first(problem, first)
         elif first is not None and first.shape != problem.inner_from_outer(outer).shape:
             raise ValueError(
                 f"inner.start must be previous for {name}, whose inner variable has {first.shape[-1]} coordinates "
@@ -128,15 +128,7 @@ class GradientDescent(InnerSolver):
         if self.start == "outer":
             # part of the graph, so Unrolled differentiates through ω⁰ = λ; a copy, so ∇_ω is not ∇_ω + ∇_λ
             return oracle.problem.inner_from_outer(oracle.outer.clone())
-        return self._require_first(oracle.problem, previous).detach()
-
-    def _require_first(self, problem: Problem, first: Tensor | None) -> Tensor:
-        if first is None:
-            raise ValueError(
-                f"inner.start 'previous' needs a first inner variable: pass inner=..., give "
-                f"{type(problem).__name__} an initial_inner, or use inner.start 'outer'"
-            )
-        return first
+        return require_first(oracle.problem, previous).detach()
 
 
 @dataclass(frozen=True)
@@ -156,3 +148,13 @@ class ExactSolution(InnerSolver):
     def require_fit(self, problem: Problem) -> None:
         if not problem.knows("solution"):
             raise ValueError(f"inner 'ExactSolution' needs a solution, and {type(problem).__name__} has none")
+
+
+def require_first(problem: Problem, first: Tensor | None) -> Tensor:
+    """Refuse to go on from nothing."""
+    if first is None:
+        raise ValueError(
+            f"inner.start 'previous' needs a first inner variable: pass inner=..., give "
+            f"{type(problem).__name__} an initial_inner, or use inner.start 'outer'"
+        )
+    return first

@@ -15,31 +15,37 @@ from obbo_lightning.core.validation import at_least, fraction
 
 @dataclass
 class Warm:
-    """β_t and the last linear solution, carried from round to round.
+    """β_t, the last linear solution and the inner solver's own state, carried from round to round.
 
     Attributes:
         inner: β_t ``[lanes, p]``; None where rounds do not start from the last one's inner variable.
         solve: the linear solution ``[lanes, p]`` of a warm-started estimator.
+        solver: what an inner solver remembers, such as a momentum ``[lanes, …]``.
     """
 
     inner: Tensor | None = None
     solve: Tensor | None = None
+    solver: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Warm":
+        """The same with each tensor changed."""
+        return Warm(**{name: None if value is None else change(value) for name, value in self.state_dict().items()})
 
     def lanes(self, lanes: slice) -> "Warm":
         """Some of the lanes."""
-        return Warm(*(None if v is None else v[lanes] for v in (self.inner, self.solve)))
+        return self.map(lambda value: value[lanes])
 
     def to(self, device: torch.device) -> "Warm":
         """The same on another device."""
-        return Warm(*(None if v is None else v.to(device) for v in (self.inner, self.solve)))
+        return self.map(lambda value: value.to(device))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain tensors."""
-        return {"inner": self.inner, "solve": self.solve}
+        return {"inner": self.inner, "solve": self.solve, "solver": self.solver}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self.inner, self.solve = state["inner"], state["solve"]
+        """Continue from `state_dict`; those of earlier versions have no ``solver``."""
+        self.inner, self.solve, self.solver = state["inner"], state["solve"], state.get("solver")
 
 
 Met = tuple[Task, Warm]  # a task of a round, and where its solver starts

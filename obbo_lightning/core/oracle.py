@@ -17,9 +17,13 @@ class Oracle:
         outer: λ_t ``[lanes, d]``.
         task: the data of the round.
         key: names the round's randomness.
+        carried: what the inner solver remembers from the last round, in whatever form it likes ``[lanes, …]``; it
+            replaces this by what the next round is to know.
     """
 
-    def __init__(self, problem: Problem, outer: Tensor, task: Task, key: Key | None = None) -> None:
+    def __init__(
+        self, problem: Problem, outer: Tensor, task: Task, key: Key | None = None, carried: Tensor | None = None
+    ) -> None:
         if outer.ndim != 2 or not outer.is_floating_point():
             raise ValueError(
                 f"outer must be a floating-point tensor [lanes, d], got {outer.dtype} of shape {tuple(outer.shape)}"
@@ -30,6 +34,7 @@ class Oracle:
         self.task = task
         self._laid_out = problem.laid_out(task)
         self.key = key or Key()
+        self.carried = carried
         self.outer = outer.detach().requires_grad_()
         self.calls = {"gradients": 0, "products": 0}
 

@@ -55,7 +55,7 @@ class Share:
 
     def spread_warm(self, warm: Warm, lanes: int) -> Warm:
         """The same for a warm start."""
-        return Warm(*(None if v is None else self.spread(v, lanes) for v in (warm.inner, warm.solve)))
+        return warm.map(lambda value: self.spread(value, lanes))
 
     def sum(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Each of the tensors summed over all processes, in one message."""
@@ -77,7 +77,7 @@ def lanes_of(rank: int, ranks: int, lanes: int) -> slice:
 
 def stack_warm(warms: list[Warm]) -> Warm:
     """Warm starts of several tasks as lanes of one problem."""
-    return Warm(*(_stack([getattr(warm, name) for warm in warms]) for name in ("inner", "solve")))
+    return Warm(**{name: _stack([getattr(warm, name) for warm in warms]) for name in warms[0].state_dict()})
 
 
 def _stack(values: list[Tensor | None]) -> Tensor | None:

@@ -33,6 +33,13 @@ def fraction(name: str, value: float) -> float:
     return value
 
 
+def decay(name: str, value: float) -> float:
+    """Return ``value`` if it lies in [0, 1)."""
+    if not 0 <= number(name, value) < 1:
+        raise ValueError(f"{name} must lie in [0, 1), got {value!r}")
+    return value
+
+
 def number(name: str, value: float) -> float:
     """Return ``value`` as a float, which may be infinite or NaN."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -42,8 +42,9 @@ class FlatNetwork:
         self.transductive = any(
             isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in self.template.modules()
         )
-        self._noisy = forgetful(copy.deepcopy(self.template))
-        self._quiet = without_noise(copy.deepcopy(self._noisy)) if self.random else self._noisy
+        noisy = forgetful(copy.deepcopy(self.template))
+        self._noisy = Applied(noisy)
+        self._quiet = Applied(without_noise(copy.deepcopy(noisy))) if self.random else self._noisy
         self._known_quiet = False
         self._constants: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
@@ -58,17 +59,24 @@ class FlatNetwork:
         network.load_state_dict(self._parameters(flat.detach()), strict=False)  # constants are there already
         return network
 
-    def __call__(self, flat: Tensor, examples: Tensor, noise: int | None = None) -> Tensor:
-        """Logits ``[n, ways]``; dropout draws from the seed ``noise``, and is left out where that is None."""
-        state = self._parameters(flat) | self._constants_like(flat)
+    def apply(self, flat: Tensor, function: Callable[..., Any], *arguments: Any, noise: int | None = None) -> Any:
+        """``function(network, *arguments)`` of the network with these parameters, whatever it does with it.
+
+        Dropout draws from the seed ``noise``, and is left out where that is None.
+        """
+        state = {f"network.{name}": value for name, value in self._state(flat).items()}
         if noise is None or not self.random:
             before = None if self._known_quiet else torch.get_rng_state()
-            logits = functional_call(self._quiet, state, (examples,))
+            found = functional_call(self._quiet, state, (function, *arguments))
             if before is not None:
                 self._require_quiet(before)
-        else:
-            with seeded(noise, flat.device):
-                logits = functional_call(self._noisy, state, (examples,))
+            return found
+        with seeded(noise, flat.device):
+            return functional_call(self._noisy, state, (function, *arguments))
+
+    def __call__(self, flat: Tensor, examples: Tensor, noise: int | None = None) -> Tensor:
+        """Logits ``[n, ways]``."""
+        logits = self.apply(flat, _forward, examples, noise=noise)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(examples):
             found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"problem.network must return logits [{len(examples)}, ways], got {found}")
@@ -82,6 +90,9 @@ class FlatNetwork:
                 f"{type(self.template).__name__}, which draws in another way"
             )
         self._known_quiet = True
+
+    def _state(self, flat: Tensor) -> dict[str, Tensor]:
+        return self._parameters(flat) | self._constants_like(flat)
 
     def _parameters(self, flat: Tensor) -> dict[str, Tensor]:
         pieces = flat.split(list(self.sizes.values()))
@@ -97,6 +108,21 @@ class FlatNetwork:
             }
         # copies, because a module may write to its buffers
         return {name: value.clone() for name, value in self._constants[place].items()}
+
+
+class Applied(nn.Module):
+    """Calls any function of a network, so that `functional_call` reaches all of it and not its ``forward`` alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(self.network, *arguments)
+
+
+def _forward(network: nn.Module, examples: Tensor) -> Any:
+    return network(examples)
 
 
 def without_noise(network: nn.Module) -> nn.Module:

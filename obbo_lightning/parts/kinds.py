@@ -36,7 +36,13 @@ KINDS = {
     ),
     "inner": Kind(
         "obbo_lightning.core.inner.InnerSolver",
-        _ours("core.inner", gradient_descent="GradientDescent", exact="ExactSolution"),
+        _ours(
+            "core",
+            gradient_descent="inner.GradientDescent",
+            sgd="momentum.InnerSGD",
+            adam="momentum.InnerAdam",
+            exact="inner.ExactSolution",
+        ),
     ),
     "hypergradient": Kind(
         "obbo_lightning.core.hypergradients.base.Estimator",

@@ -29,10 +29,11 @@ def evaluate(
     """
     with torch.inference_mode(False):  # which Lightning's loops are in, and in which there are no gradients to adapt by
         task = {name: values.clone() if values.is_inference() else values for name, values in task.items()}
-        oracle = Oracle(problem, outer, task, Key(seed, -1))
+        start = start.to(outer.device)
+        oracle = Oracle(problem, outer, task, Key(seed, -1), start.solver)
         inner = problem.solution(outer, task)
         if inner is None:
-            first = start.to(outer.device).inner
+            first = start.inner
             if first is None and algorithm.inner.carries:
                 first = problem.initial_inner(outer, task)
             inner = algorithm.inner(oracle, first)
