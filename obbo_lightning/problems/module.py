@@ -22,23 +22,23 @@ Scores = Callable[[Any, Batch, Hyper], dict[str, Tensor]]
 class ModuleProblem(Problem):
     """g_t(λ, β) is the training loss of a module whose parameters are β, f_t(λ, β) its validation loss.
 
-    A loss is a function of the module, a batch and the hyperparameters by name, and returns the mean over the batch. The
-    module may be used in any way, not through ``forward`` alone. A hyperparameter of one number has no axis, others are
-    vectors. A task's tensors ``train_x``, ``train_y`` are ``x`` and ``y`` of the training batch, those that begin with
-    ``validation_`` of the other; what has no such beginning goes with both. Mini-batches are rows of the training
+    A loss is a function of the module, a batch and the hyperparameters by name, and returns the mean over the batch.
+    The module may be used in any way, not through ``forward`` alone. A hyperparameter of one number has no axis, others
+    are vectors. A task's tensors ``train_x``, ``train_y`` are ``x`` and ``y`` of the training batch, those that begin
+    with ``validation_`` of the other; what has no such beginning goes with both. Mini-batches are rows of the training
     batch.
 
-    Parameters that do not learn, and buffers, are constants; norms in training mode use the statistics of their batch and
-    leave none. Dropout draws from the sample of an inner step, and is left out of hypergradients and scores. A block of
-    `Weights` as long as β is where rounds with ``inner.start: outer`` start.
+    Parameters that do not learn, and buffers, are constants; norms in training mode use the statistics of their batch
+    and leave none. Dropout draws from the sample of an inner step, and is left out of hypergradients and scores. A block
+    of `Weights` as long as β is where rounds with ``inner.start: outer`` start.
 
     Args:
         model: a module, whose weights are β_1; or a class or function that makes one without arguments.
         hyper: the blocks of λ.
         training_loss: of (module, batch, hyper).
         validation_loss: the same on other data.
-        scores: what else to report, from (module, batch, hyper) with the tensors of a task that begin with ``test_``, or
-            with those of ``validation_`` where there are none: numbers by name.
+        scores: what else to report, numbers by name, from (module, batch, hyper) with the tensors of a task that begin
+            with ``test_``, or with those of ``validation_`` where there are none.
 
     >>> from obbo_lightning import OBBO, GradientDescent, Positive, online
     >>> def fit(model, batch, hyper):
@@ -103,7 +103,8 @@ class ModuleProblem(Problem):
         tested = any(name.startswith("test_") for name in task)
         batch = batch_of(task, "test" if tested else "validation", None)
         lanes = [
-            self.network.apply(beta, self._scores, batch, by_name(self.hyper, at)) for at, beta in zip(outer, inner)
+            self.network.apply(beta, self._scores, batch, by_name(self.hyper, at))
+            for at, beta in zip(outer, inner, strict=True)
         ]
         return {name: torch.stack([torch.as_tensor(one[name]).to(inner) for one in lanes]) for name in lanes[0]}
 
@@ -133,7 +134,7 @@ def by_name(hyper: Blocks, outer: Tensor) -> Hyper:
 
 
 def batch_of(task: Task, kind: str, sample: Sample | None) -> dict[str, Tensor]:
-    """The tensors of one kind without its name, ``sample.size`` rows of them where that is asked, and what all share."""
+    """The tensors of one kind without its name, ``sample.size`` rows of them where asked for, and what all share."""
     kinds = ("train_", "validation_", "test_")
     batch = {name.removeprefix(f"{kind}_"): values for name, values in task.items() if name.startswith(f"{kind}_")}
     if not batch:
