@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.recipes import Part
 from obbo_lightning.streams.fingerprints import fingerprint_of
@@ -109,6 +110,10 @@ class Stream(Part, ABC):
 
         Nothing for a stream that is made from its settings alone.
         """
+        return {}
+
+    def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
+        """What λ must beat: the metric of each round, by a name in words; nothing where there is none."""
         return {}
 
     def _fitting(self, network: Any) -> Any:
