@@ -53,10 +53,8 @@ class Forgetting(Problem):
 
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         x, y = task["x_new"].to(inner), task["y_new"].to(inner)
-        if _is_drawn(sample):
-            rows = sample.indices(len(y), y.device)
-            x, y = x[rows], y[rows]
-        return self._loss(_fitted(x, inner), y).mean(-1)
+        rows = _drawn(sample, y)
+        return self._loss(_fitted(x[rows], inner), y[rows]).mean(-1)
 
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor:
         return outer.new_zeros(len(outer), task["x"].shape[-1])
@@ -99,11 +97,8 @@ class Forgetting(Problem):
     def _rows(self, task: Task, like: Tensor, sample: Sample | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of the past ``[rows, p]``, their targets, and which block each is of; all, or those that are drawn."""
         x, y = task["x"].to(like).flatten(0, 1), task["y"].to(like).flatten()
-        rows = torch.arange(len(y), device=y.device)
-        if _is_drawn(sample):
-            rows = sample.indices(len(y), y.device)
-            x, y = x[rows], y[rows]
-        return x, y, rows // task["y"].shape[-1]
+        rows, places = _drawn(sample, y), torch.arange(len(y), device=y.device) // task["y"].shape[-1]
+        return x[rows], y[rows], places[rows]
 
     def _weighted(self, outer: Tensor, task: Task, sample: Sample | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, targets, and the weight of each row in g ``[lanes, rows]``; of a sample, so that its mean is g."""
@@ -112,7 +107,10 @@ class Forgetting(Problem):
         return x, y, outer[:, places] * (self.past / len(y))
 
     def _loss(self, fitted: Tensor, y: Tensor) -> Tensor:
-        return (fitted - y).square() if self.kind == "regression" else softplus(fitted) - y * fitted
+        if self.kind == "regression":
+            return (fitted - y).square()
+        # −y log s − (1 − y) log(1 − s) with s = 1/(1 + e^−z); softplus is a line from 40 on, exact in float64
+        return softplus(fitted, threshold=40) - y * fitted
 
     def _slope(self, fitted: Tensor, y: Tensor) -> Tensor:
         return 2 * (fitted - y) if self.kind == "regression" else fitted.sigmoid() - y
@@ -169,5 +167,6 @@ def _double(task: Task) -> Task:
     return {name: values.double() for name, values in task.items()}
 
 
-def _is_drawn(sample: Sample | None) -> bool:
-    return sample is not None and sample.size is not None
+def _drawn(sample: Sample | None, y: Tensor) -> Tensor | slice:
+    """Which rows a sample has; all of them where there is none."""
+    return slice(None) if sample is None or sample.size is None else sample.indices(len(y), y.device)

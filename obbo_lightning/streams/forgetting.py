@@ -1,4 +1,4 @@
-"""Whom to remember: a model on the last blocks of rows, each with a weight that is learned, judged on the next block."""
+"""A model on the last blocks of rows, each with a weight that is learned, judged on the next block."""
 
 from pathlib import Path
 from typing import Any
@@ -125,17 +125,17 @@ class ForgettingStream(Stream):
         for key, value in (("target", target), ("features", features)):
             if csv is None and value is not None:
                 raise ValueError(f"data.{key} needs data.csv, got {value!r} without any")
-        path = None if csv is None else Path(csv).expanduser()
-        rows = draw_rows(kind, seed) if path is None else read_rows(path, target, features, kind)
-        least = (past + 1) * block
-        if len(rows.target) < least:
+        rows = draw_rows(kind, seed) if csv is None else read_rows(Path(csv).expanduser(), target, features, kind)
+        least, count = (past + 1) * block, len(rows.target)
+        if count < least:
             raise ValueError(
                 f"data.csv must have at least {least} rows, data.past {past} + 1 blocks of data.block {block}, "
-                f"got {len(rows.target)}"
+                f"got {count} {'drawn ones' if csv is None else f'in {csv}'}"
             )
         self.skipped = rows.skipped
         self.train = PastAndNext(rows, block, past, clip)
-        self._columns = {} if path is None else {**dict(zip(rows.names, rows.features.T)), str(target): rows.target}
+        columns = dict(zip((*rows.names, str(target)), (*rows.features.T, rows.target), strict=True))
+        self._columns = {} if csv is None else columns
 
     def facts(self) -> dict[str, Any]:
         return {"past": self.train.past, "kind": self.train.kind}
@@ -148,7 +148,7 @@ class ForgettingStream(Stream):
     def place(self, t: int) -> str:
         rows = self.train.target.shape[1]
         last = (t + self.train.past + 1) * rows
-        return f"row {last - rows + 1 if t else 1} to {last}"
+        return f"rows {last - rows + 1 if t else 1} to {last}"
 
     def origins(self) -> dict[str, str]:
         """Of each column that is used."""

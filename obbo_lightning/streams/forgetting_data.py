@@ -97,10 +97,8 @@ def _require_finite(path: Path, name: str, written: pl.Series, numbers: pl.Serie
     bad = np.flatnonzero(~np.isfinite(numbers.fill_null(np.nan).to_numpy()))
     if len(bad):
         got = written[int(bad[0])]
-        raise ValueError(
-            f"data.csv {path}, row {bad[0] + 1}: {name!r} must be a finite number, got {'nothing' if got is None else repr(got)}"
-            f"{hint}"
-        )
+        rule = f"must be a finite number, got {'nothing' if got is None else repr(got)}{hint}"
+        raise ValueError(f"data.csv {path}, row {bad[0] + 1}: {name!r} {rule}")
 
 
 def _target(path: Path, name: str, written: pl.Series, kind: str) -> tuple[Numbers, str]:
