@@ -50,7 +50,9 @@ def test_the_inner_loss_is_the_weighted_sum_of_mean_losses_of_blocks(kind):
     inner = torch.tensor([[0.5, -1.0, 0.2], [2.0, 0.1, -0.3]], dtype=torch.float64)
     found = problem.inner_loss(outer, inner, task)
     for lane in range(2):
-        assert float(found[lane]) == pytest.approx(by_hand(kind, 0.3, outer[lane], inner[lane].numpy(), task), rel=1e-12)
+        assert float(found[lane]) == pytest.approx(
+            by_hand(kind, 0.3, outer[lane], inner[lane].numpy(), task), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
