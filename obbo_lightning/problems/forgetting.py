@@ -1,5 +1,7 @@
 """How much each block of the past counts: a linear or logistic model that is fitted to weighted blocks of rows."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -125,31 +127,31 @@ class Forgetting(Problem):
         return self._newton(x, y, weights, ridge)
 
     def _newton(self, x: Tensor, y: Tensor, weights: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
-        """A lane that has converged stays as it is, whatever its neighbours do."""
+        """Newton's method; where a whole step would not decrease g enough it is halved, in that lane."""
 
         def loss(inner: Tensor) -> Tensor:
             return (weights * self._loss(_fitted(x, inner), y)).sum(-1) + 0.5 * self.ridge * inner.square().sum(-1)
 
         inner = x.new_zeros(len(weights), x.shape[-1])
-        value, going = loss(inner), torch.ones_like(weights[:, 0], dtype=torch.bool)
+        value, left = loss(inner), math.inf
         for _ in range(STEPS):
             chance = _fitted(x, inner).sigmoid()
             hessian = _gram(x, weights * chance * (1 - chance)) + ridge
-            if not bool(going.any()):
+            if not left > CONVERGED:
                 break
             gradient = (weights * (chance - y)) @ x + self.ridge * inner
             step = torch.linalg.solve(hessian, gradient)
             decrement = (gradient * step).sum(-1)
-            size = going.to(x.dtype)
+            size = torch.ones_like(decrement)
             for _ in range(HALVINGS):
                 after = inner - size.unsqueeze(-1) * step
                 found = loss(after)
-                # Armijo's rule, but for rounding: the step is Newton's own wherever that decreases g
-                short = found > value - 0.25 * size * decrement + 1e-14 * value.abs()
+                # Armijo's rule, but for rounding
+                short = found > value - 0.25 * size * decrement + 1e-14 * value
                 if not bool(short.any()):
                     break
                 size = torch.where(short, size / 2, size)
-            inner, value, going = after, found, going & (decrement > CONVERGED)
+            inner, value, left = after, found, float(decrement.max())
         return inner, hessian
 
 

@@ -8,6 +8,7 @@ from scipy.optimize import minimize
 from obbo_lightning import Forgetting
 from obbo_lightning.checks import check_problem
 from obbo_lightning.core.randomness import Sample
+from obbo_lightning.problems import forgetting
 
 KINDS = ("classification", "regression")
 
@@ -66,19 +67,34 @@ def test_the_solution_is_scipys_minimiser(kind):
         assert by_hand(kind, 0.02, outer[lane], found[lane].numpy(), task) <= scipys.fun + 1e-14
 
 
-def test_newton_converges_where_blocks_can_be_separated_or_have_one_class():
-    """The ridge alone holds β̂; a full Newton step from zero overshoots there."""
-    task = task_of("classification")
-    task["y"] = (task["x"][..., 0] > 0).double()
-    one_class = {**task, "y": torch.ones_like(task["y"])}
-    far = {**task, "x": task["x"] * torch.tensor([300.0, 1e-3, 1.0], dtype=torch.float64)}
-    outer = torch.cat([weights(), torch.eye(5, dtype=torch.float64)[:1]])  # the newest block alone
-    for hard in (task, one_class, far):
-        for ridge in (1e-2, 1e-6):
-            problem = Forgetting(5, ridge=ridge)
-            inner = problem.solution(outer, hard).requires_grad_()
-            (gradient,) = torch.autograd.grad(problem.inner_loss(outer, inner, hard).sum(), inner)
-            assert float(gradient.detach().abs().max()) < 1e-10
+def outliers():
+    """Rows of very different sizes, with classes that have nothing to do with them: whole Newton steps diverge."""
+    draw = torch.Generator().manual_seed(11)
+    x = torch.randn(5, 6, 3, generator=draw, dtype=torch.float64)
+    x = x * torch.exp(3 * torch.randn(5, 6, 1, generator=draw, dtype=torch.float64))
+    y = (torch.rand(5, 6, generator=draw) < 0.5).double()
+    return {"x": x, "y": y, "x_new": x[0], "y_new": y[0]}
+
+
+def largest_gradient(problem, outer, task):
+    inner = problem.solution(outer, task).requires_grad_()
+    (gradient,) = torch.autograd.grad(problem.inner_loss(outer, inner, task).sum(), inner)
+    return float(gradient.abs().max())
+
+
+@pytest.mark.parametrize("ridge", [1e-2, 1e-6])
+def test_newton_converges_where_the_ridge_alone_holds_it(ridge):
+    """Blocks that can be separated, blocks of one class, outliers."""
+    task, problem = task_of("classification"), Forgetting(5, ridge=ridge)
+    apart = {**task, "y": (task["x"][..., 0] > 0).double()}
+    outer = torch.cat([weights(), torch.eye(5, dtype=torch.float64)])  # each block alone, too
+    for hard in (apart, {**task, "y": torch.ones_like(task["y"])}, outliers()):
+        assert largest_gradient(problem, outer, hard) < 1e-9
+
+
+def test_whole_newton_steps_alone_would_not_converge(monkeypatch):
+    monkeypatch.setattr(forgetting, "HALVINGS", 1)
+    assert largest_gradient(Forgetting(5), weights(), outliers()) > 1
 
 
 def test_a_lane_does_not_depend_on_its_neighbours():
