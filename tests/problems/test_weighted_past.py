@@ -136,6 +136,7 @@ def test_a_float32_outer_variable_is_solved_in_float64():
     exact, inner = problem.hypergradient(weights(), task)
     gradient, found = problem.hypergradient(weights().float(), task)
     assert found.dtype == gradient.dtype == torch.float32
+    assert torch.equal(problem.solution(weights().float(), task), found)
     assert torch.allclose(found.double(), inner, rtol=1e-5)
     assert torch.allclose(gradient.double(), exact, rtol=1e-4, atol=1e-5)
 
