@@ -29,8 +29,8 @@ class ModuleProblem(Problem):
     batch.
 
     Parameters that do not learn, and buffers, are constants; norms in training mode use the statistics of their batch
-    and leave none. Dropout draws from the sample of an inner step, and is left out of hypergradients and scores. A block
-    of `Weights` as long as β is where rounds with ``inner.start: outer`` start.
+    and leave none. Dropout draws from the sample of an inner step, and is left out of hypergradients and scores. A
+    block of `Weights` as long as β is where rounds with ``inner.start: outer`` start.
 
     Args:
         model: a module, whose weights are β_1; or a class or function that makes one without arguments.
