@@ -84,12 +84,17 @@ KINDS = {
             market="market.MarketStream",
             quadratic="quadratic.QuadraticData",
             follow="follow.FollowStream",
+            sources="sources.SourcesStream",
         ),
     ),
     "problem": Kind(
         "obbo_lightning.core.problem.Problem",
         _ours(
-            "problems", few_shot="few_shot.FewShot", spline="spline.SmoothingSpline", quadratic="quadratic.Quadratic"
+            "problems",
+            few_shot="few_shot.FewShot",
+            spline="spline.SmoothingSpline",
+            quadratic="quadratic.Quadratic",
+            sources="sources.TrustedSources",
         ),
     ),
     "network": Kind(

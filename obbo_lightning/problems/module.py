@@ -65,7 +65,7 @@ class ModuleProblem(Problem):
     ) -> None:
         self.network = FlatNetwork(model)
         self.hyper = hyper if isinstance(hyper, Blocks) else Blocks(instance_of("hyper", hyper, Mapping))
-        self.training_loss, self.validation_loss, self._scores = training_loss, validation_loss, scores
+        self.training_loss, self.validation_loss, self.judge = training_loss, validation_loss, scores
         for name, loss in (("training_loss", training_loss), ("validation_loss", validation_loss)):
             if not callable(loss):
                 raise ValueError(f"{name} must be a function of (module, batch, hyper), got {loss!r}")
@@ -98,12 +98,12 @@ class ModuleProblem(Problem):
 
     @torch.no_grad()
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
-        if self._scores is None:
+        if self.judge is None:
             return {}
         tested = any(name.startswith("test_") for name in task)
         batch = batch_of(task, "test" if tested else "validation", None)
         lanes = [
-            self.network.apply(beta, self._scores, batch, by_name(self.hyper, at))
+            self.network.apply(beta, self.judge, batch, by_name(self.hyper, at))
             for at, beta in zip(outer, inner, strict=True)
         ]
         return {name: torch.stack([torch.as_tensor(one[name]).to(inner) for one in lanes]) for name in lanes[0]}

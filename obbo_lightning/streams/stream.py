@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.recipes import Part
 from obbo_lightning.streams.fingerprints import fingerprint_of
@@ -103,6 +104,10 @@ class Stream(Part, ABC):
     def place(self, t: int) -> str:
         """What task t of ``train`` is called when it is another one than was played."""
         return f"task {t + 1}"
+
+    def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
+        """What a learned λ must beat: the metric of each round, by a name in words; nothing where there is none."""
+        return {}
 
     def origins(self) -> dict[str, str]:
         """Digests of what tasks are made from, by name (classes, events): which of them changed is said by them.
