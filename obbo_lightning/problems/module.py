@@ -103,7 +103,7 @@ class ModuleProblem(Problem):
         tested = any(name.startswith("test_") for name in task)
         batch = batch_of(task, "test" if tested else "validation", None)
         lanes = [
-            self.network.apply(beta, self.judge, batch, by_name(self.hyper, at))
+            self.network.apply(beta, self.judge, batch, self.hyper.values(at))
             for at, beta in zip(outer, inner, strict=True)
         ]
         return {name: torch.stack([torch.as_tensor(one[name]).to(inner) for one in lanes]) for name in lanes[0]}
@@ -118,19 +118,18 @@ class ModuleProblem(Problem):
         noise = None if sample is None else derive_seed(sample.seed, "dropout")
         function = getattr(self, name)
         found = [
-            self.network.apply(beta, function, batch, by_name(self.hyper, at), noise=noise)
+            self.network.apply(beta, function, batch, self.hyper.values(at), noise=noise)
             for at, beta in zip(outer, inner, strict=True)
         ]
-        for loss in found:
-            if not isinstance(loss, Tensor) or loss.ndim != 0:
-                what = f"the shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-                raise ValueError(f"{name} must return one number, a tensor without axes, got {what}")
-        return torch.stack(found)
+        return torch.stack([require_number(name, loss) for loss in found])
 
 
-def by_name(hyper: Blocks, outer: Tensor) -> Hyper:
-    """The hyperparameters of one lane ``[d]``; those of one number have no axis."""
-    return {name: value.squeeze(-1) if value.shape[-1] == 1 else value for name, value in hyper.split(outer).items()}
+def require_number(name: str, loss: Any) -> Tensor:
+    """Refuse a loss that is not the mean over its batch."""
+    if not isinstance(loss, Tensor) or loss.ndim != 0:
+        what = f"the shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(f"{name} must return one number, a tensor without axes, got {what}")
+    return loss
 
 
 def batch_of(task: Task, kind: str, sample: Sample | None) -> dict[str, Tensor]:
