@@ -29,6 +29,7 @@ class LiveNetwork:
         self._name, self.hyper = found[0]
         self.module = module
         self._applied = Applied(module)
+        self._modules = list(module.modules())
 
     @property
     def blocks(self) -> Blocks:
@@ -56,7 +57,7 @@ class LiveNetwork:
             state[name] = value.to(flat.dtype, copy=True) if value.is_floating_point() else value.clone()
         state[f"{self._name}.outer".lstrip(".")] = outer.unsqueeze(0)
         named = {f"network.{name}": value for name, value in state.items()}
-        with _mode(self.module, judging), seeded(seed, flat.device):
+        with _mode(self._modules, judging), seeded(seed, flat.device):
             return functional_call(self._applied, named, (function, *arguments, self.blocks.values(outer)))
 
     def _learning(self) -> dict[str, nn.Parameter]:
@@ -64,9 +65,9 @@ class LiveNetwork:
 
 
 @contextmanager
-def _mode(module: nn.Module, judging: bool) -> Iterator[None]:
-    """Evaluation mode, or the mode that the module is in without its noise; afterwards as before."""
-    off = [m for m in module.modules() if m.training and (judging or is_noisy(m))]
+def _mode(modules: list[nn.Module], judging: bool) -> Iterator[None]:
+    """Evaluation mode, or the mode that the modules are in without their noise; afterwards as before."""
+    off = [m for m in modules if m.training and (judging or is_noisy(m))]
     for one in off:
         one.training = False
     try:

@@ -28,13 +28,18 @@ class LiveProblem(Problem):
         self.network = network
         self.training_loss, self.validation_loss = training_loss, validation_loss
         self.seed = 0  # of what draws random numbers although it should not
+        self._training = torch.zeros(1)  # g where it was differentiated
 
     @property
     def blocks(self) -> Blocks:
         return self.network.blocks
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
-        return self._loss("training_loss", outer, inner, task["training"])
+        if not torch.is_grad_enabled():  # to be reported, at the (λ, β) at which it was differentiated a moment ago
+            return self._training
+        loss = self._loss("training_loss", outer, inner, task["training"])
+        self._training = loss.detach()
+        return loss
 
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         return self._loss("validation_loss", outer, inner, task["validation"])

@@ -7,7 +7,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from obbo_lightning.algorithms.obbo import OBBO
@@ -118,10 +117,9 @@ class OnlineTuner(L.Callback):
         self._problem.seed = derive_seed(self.seed, "losses", self.steps)
         task = {"training": batch, "validation": batch if validation_batch is None else validation_batch}
         algorithm = self._live(self.lr or lr or USUAL_STEP)
-        share = share or Share()
-        with isolate_rng():
-            key = Key(self.seed, self.steps)
-            played = play(self._problem, algorithm, self._outer_step, task, self._warm, key, share)
+        played = play(
+            self._problem, algorithm, self._outer_step, task, self._warm, Key(self.seed, self.steps), share or Share()
+        )
         self._warm = played.warms[0]
         self.steps += 1
         hyper.outer.copy_(parameter.detach())

@@ -1,10 +1,11 @@
 """Validation batches for a tuner, one after the other, without a trace in anybody's random numbers."""
 
-import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import lightning as L
+import numpy as np
+import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from obbo_lightning.core.randomness import derive_seed
@@ -29,13 +30,16 @@ class ValidationBatches:
 
     def take(self) -> Any:
         """The next one."""
-        with isolate_rng():
-            L.seed_everything(derive_seed(self.seed, self.turn, self.taken) % 2**32, verbose=False)
+        with isolate_rng(include_cuda=False):
             if callable(self.source) and not isinstance(self.source, Iterable):
+                self._seed(self.taken)
                 self.taken += 1
                 return self.source(self.taken - 1)
             if self._batches is None:
-                self._batches = self._resumed()
+                self._begin_pass()
+            assert self._batches is not None
+            if self.taken:
+                self._seed(self.taken)
             for batch in self._batches:
                 self.taken += 1
                 return batch
@@ -44,17 +48,20 @@ class ValidationBatches:
             self.turn, self.taken, self._batches = self.turn + 1, 0, None
         return self.take()
 
-    def _resumed(self) -> Iterator[Any]:
-        """A pass without those of its batches that were taken before."""
-        passed, self.taken = self.taken, 0
-        batches = iter(self.source)  # type: ignore[arg-type]
-        for _ in itertools.repeat(None, passed):
-            L.seed_everything(derive_seed(self.seed, self.turn, self.taken) % 2**32, verbose=False)
-            next(batches)
-            self.taken += 1
-        if passed:
-            L.seed_everything(derive_seed(self.seed, self.turn, self.taken) % 2**32, verbose=False)
-        return batches
+    def _begin_pass(self) -> None:
+        """Begin a pass, or begin it again and pass over what was taken."""
+        self._seed(0)  # shuffling is drawn between here and the first batch
+        self._batches = iter(self.source)  # type: ignore[arg-type]
+        for place in range(self.taken):
+            if place:
+                self._seed(place)
+            next(self._batches)
+
+    def _seed(self, place: int) -> None:
+        seed = derive_seed(self.seed, self.turn, place)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 (what transforms draw from is not ours to choose)
+        torch.default_generator.manual_seed(seed)
 
     def state_dict(self) -> dict[str, int]:
         """Where it is."""
