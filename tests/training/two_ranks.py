@@ -96,7 +96,15 @@ def tune(folder):
         "enable_checkpointing": False,
         "enable_progress_bar": False,
     }
-    trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, callbacks=[tuner], **quiet)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=1,
+        callbacks=[tuner],
+        use_distributed_sampler=False,
+        **quiet,
+    )
     trainer.fit(module, DataLoader(TensorDataset(*mine), batch_size=4))
     found = {"hypergradients": tuner.seen, "decay": float(module.hyper["decay"])}
     (folder / f"tuned-{distributed.get_rank()}.json").write_text(json.dumps(found))
