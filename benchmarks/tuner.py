@@ -79,7 +79,7 @@ def play(stream: SourcesStream, kind: str, batches: int) -> tuple[float, float]:
     """Mean test accuracy, and seconds."""
     torch.manual_seed(0)
     module, every = Classifier(stream, kind == "the truth"), KINDS[kind]
-    quiet = {
+    quiet: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
