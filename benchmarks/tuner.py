@@ -85,7 +85,7 @@ def play(stream: SourcesStream, kind: str, batches: int) -> tuple[float, float]:
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    callbacks = [] if every is None else [OnlineTuner(every=every)]
+    callbacks: list[L.Callback] = [] if every is None else [OnlineTuner(every=every)]
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, callbacks=callbacks, **quiet)
     began = time.perf_counter()
     trainer.fit(module, DataLoader(Batches(stream, batches), batch_size=None))
