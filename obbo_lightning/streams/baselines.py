@@ -45,10 +45,11 @@ def on_validation_alone(
         problem.network.template, problem.hyper, problem.validation_loss, problem.validation_loss, problem.judge
     )
     start = problem.hyper.start()
-    turned = [{**task, **_as_training(task)} for task in tasks]
+    turned = [_as_training(task) for task in tasks]
     return [float(value) for value in torch.cat(fixed_outer(plain, algorithm, turned, lambda t: start, metric))]
 
 
 def _as_training(task: Task) -> Task:
     """The validation batch in the place of the training batch."""
-    return {name.replace("validation_", "train_", 1): v for name, v in task.items() if name.startswith("validation_")}
+    kept = {name: values for name, values in task.items() if not name.startswith("train_")}
+    return kept | {n.replace("validation_", "train_", 1): v for n, v in task.items() if n.startswith("validation_")}
