@@ -44,7 +44,7 @@ class OnlineTuner(L.Callback):
         training_loss: of (module, batch, hyper); None: the module's own method ``training_loss(batch, hyper)``.
         validation_loss: the same; None: the module's own ``validation_loss(batch, hyper)``.
         algorithm: brings everything but the inner solver; None: OBBO with a window of 1, the blocks' own geometry and
-            steps, and a fixed point of 3 iterations.
+            steps, and a fixed point of 2 iterations.
         lr: η of the fixed point, where the algorithm leaves it open; None: that of the module's SGD, or 0.1.
         seed: of validation batches.
         on_nonfinite: ``skip`` a hypergradient that is not finite, or ``raise``.
@@ -83,7 +83,7 @@ class OnlineTuner(L.Callback):
     ) -> None:
         self.every = at_least("every", every, 1)
         self.algorithm = instance_of(
-            "algorithm", algorithm or OBBO(window=1, hypergradient=FixedPoint(steps=3)), Algorithm
+            "algorithm", algorithm or OBBO(window=1, hypergradient=FixedPoint(steps=2)), Algorithm
         )
         self.validation = None if validation is None else ValidationBatches(validation, seed)
         self.losses = {"training_loss": training_loss, "validation_loss": validation_loss}
