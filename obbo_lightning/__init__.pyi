@@ -79,6 +79,7 @@ from .networks.resnet12 import ResNet12 as ResNet12
 from .networks.weights import Weights as Weights
 from .parts import names_of as names_of, part as part, register as register
 from .problems.few_shot import FewShot as FewShot
+from .problems.forgetting import Forgetting as Forgetting
 from .problems.module import ModuleProblem as ModuleProblem
 from .problems.quadratic import Quadratic as Quadratic
 from .problems.spline import SmoothingSpline as SmoothingSpline
@@ -86,6 +87,7 @@ from .serving.forecast import Forecast as Forecast, forecast as forecast
 from .serving.learned import Adapted as Adapted, Learned as Learned, LearnedNetwork as LearnedNetwork, load as load
 from .streams.few_shot import FewShotStream as FewShotStream
 from .streams.follow import FollowStream as FollowStream
+from .streams.forgetting import ForgettingStream as ForgettingStream
 from .streams.quadratic import QuadraticStream as QuadraticStream
 from .streams.stream import Metric as Metric, Stream as Stream
 from .streams.tasks import Tasks as Tasks, TaskSequence as TaskSequence
