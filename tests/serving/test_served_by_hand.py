@@ -339,3 +339,22 @@ def test_events_are_chosen_once_in_the_order_of_asking(tmp_path):
     assert choose_events(known, asked, "asked.csv", tmp_path)["weight"].to_list() == [3.0, 2.0]
     with pytest.raises(ValueError, match=r"asked\.csv, row 2: must be one of the 1 events of .*, got A 2021-01-05 10"):
         choose_events(known[2:], asked, "asked.csv", tmp_path)
+
+
+def test_more_steps_are_recommended_where_there_are_more_classes_and_lr_is_taken(tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("obbo_lightning.serving.predictions.draw_predictions", lambda found, path: path)
+    file, _ = checkpoint_of(tmp_path)
+    for classes, steps, hint in ((2, [], False), (3, [], True), (3, ["--steps", "4"], False)):
+        x = np.random.default_rng(0).normal(size=(4 * classes, 2))
+        np.savez("s.npz", examples=x, labels=np.arange(4 * classes) % classes)
+        np.savez("q.npz", examples=x)
+        assert cli.main(["predict", str(file), "--support", "s.npz", "--query", "q.npz", *steps]) == 0
+        assert ("more --steps may help" in capsys.readouterr().out) == hint
+    chances = []
+    for flags in ([], ["--lr", "0.2"], ["--lr", "0.9"]):
+        assert cli.main(["predict", str(file), "--support", "s.npz", "--query", "q.npz", *flags]) == 0
+        chances.append((tmp_path / "predictions.csv").read_text())
+    assert chances[0] == chances[1] != chances[2]  # 0.2 is the run's own
+    assert chances[0].count("
+") == 13
