@@ -342,7 +342,7 @@ def test_events_are_chosen_once_in_the_order_of_asking(tmp_path):
 
 
 def test_more_steps_are_recommended_where_there_are_more_classes_and_lr_is_taken(tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("obbo_lightning.serving.predictions.draw_predictions", lambda found, path: path)
     file, _ = checkpoint_of(tmp_path)
     for classes, steps, hint in ((2, [], False), (3, [], True), (3, ["--steps", "4"], False)):
@@ -356,5 +356,4 @@ def test_more_steps_are_recommended_where_there_are_more_classes_and_lr_is_taken
         assert cli.main(["predict", str(file), "--support", "s.npz", "--query", "q.npz", *flags]) == 0
         chances.append((tmp_path / "predictions.csv").read_text())
     assert chances[0] == chances[1] != chances[2]  # 0.2 is the run's own
-    assert chances[0].count("
-") == 13
+    assert chances[0].count("\n") == 13
