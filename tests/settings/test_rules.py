@@ -199,7 +199,7 @@ def test_files_that_are_no_settings_are_refused(tmp_path):
     assert read_yaml(tmp_path / "empty.yaml") == {}
     assert _plain({"a": (Path("x"), [1])}) == {"a": ["x", [1]]}
     leaves = dict(_leaves({"a": {"b": 1, "c": {}}, "problem": None, "trainer": {"plugins": {"x": 1}}, "d": None}))
-    assert leaves == {"a.b": 1, "trainer.plugins": {"x": 1}, "d": None}
+    assert leaves == {"a.b": 1, "d": None}
     assert callback_entries({}) == []
     assert callback_entries({"trainer": {"callbacks": [{"class_path": "A", "init_args": {"n": 3}}, "B"]}}) == [
         {"name": "A", "n": 3},
