@@ -4,9 +4,10 @@ import inspect
 
 import pytest
 
-from obbo_lightning import LearnToLearnStream, part
+from obbo_lightning import part
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.streams.few_shot import FewShotStream
+from obbo_lightning.streams.learn_to_learn import LearnToLearnStream
 from obbo_lightning.streams.quadratic import QuadraticStream
 
 FEW_SHOT = {"ways": 5, "shots": 5, "queries": 5, "order": "iid", "period": 1000, "seed": 0}
