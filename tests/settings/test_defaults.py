@@ -6,6 +6,7 @@ import pytest
 
 from obbo_lightning import part
 from obbo_lightning.settings.schema import complete
+from obbo_lightning.streams import fc100
 from obbo_lightning.streams.few_shot import FewShotStream
 from obbo_lightning.streams.learn_to_learn import LearnToLearnStream
 from obbo_lightning.streams.quadratic import QuadraticStream
@@ -64,6 +65,14 @@ def defaults_of(cls, names):
 @pytest.mark.parametrize("name", DEFAULTS, ids="-".join)
 def test_a_part_has_its_usual_settings(name):
     assert defaults_of(part(*name), DEFAULTS[name]) == DEFAULTS[name]
+
+
+def test_fc100_is_the_one_of_the_paper():
+    assert fc100.MEAN == (0.507, 0.487, 0.441)
+    assert fc100.DEVIATION == (0.267, 0.256, 0.276)
+    assert {split: sorted(kinds) for split, kinds in fc100.SUPERCLASSES.items()} == {
+        "train": [1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19], "validation": [8, 11, 13, 16], "test": [0, 7, 12, 14],
+    }  # fmt: skip
 
 
 def test_streams_are_as_long_as_they_say():

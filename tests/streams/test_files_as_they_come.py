@@ -444,3 +444,23 @@ def test_a_wait_is_said_again_and_again_and_ends_after_its_time(tmp_path, monkey
     assert said == [f"tasks in {tmp_path / 'tasks.jsonl'}"] * 5
     assert next(tasks.so_far())["query"].shape == (2, 3)  # without a wait
     assert len(said) == 5
+
+
+def test_a_bad_event_is_named_with_the_file_that_it_is_from(tmp_path):
+    table = jumping(4, 100, [(1, 60)]).drop("row")
+    late = pl.concat([table[:195], table[194:195], table[195:]])  # a bar twice, far behind the jump
+    late.write_csv(tmp_path / "prices.csv")
+    sizes = {"subset": 20, "subsets": 20, "horizon": 5, "lookback": 20}
+    with pytest.raises(ValueError, match=r"^\S+prices.csv, row 161, event T1 2021-01-06 12:00:00: .* must occur once"):
+        MarketStream(str(tmp_path / "prices.csv"), **sizes)
+    lines = ["ticker,timestamp", *("T0,2021-01-06 12:00:00", "T1,2021-01-06 12:00:00") * 2]
+    (tmp_path / "events.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"^\S+events.csv, row 2, event T1 .* skip leaves it out\)"):
+        MarketStream(str(tmp_path / "prices.csv"), str(tmp_path / "events.csv"), **sizes)
+    with pytest.warns(UserWarning, match="3 of 4 events skipped"):
+        stream = MarketStream(str(tmp_path / "prices.csv"), str(tmp_path / "events.csv"), on_bad_event="skip", **sizes)
+    assert stream.lanes["ticker"].to_list() == ["T0"]
+    assert [(bad.row, bad.ticker) for bad in stream.skipped] == [(2, "T1"), (3, "T0"), (4, "T1")]
+    assert stream.skipped[1].reason == "must occur once, and is in row 1 too"
+    with pytest.raises(ValueError, match=r"data.events 'auto' found no jump of 900.0 deviations in \S+prices.csv"):
+        MarketStream(str(tmp_path / "prices.csv"), threshold=900.0, **sizes)

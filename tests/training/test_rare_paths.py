@@ -10,6 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch.strategies import DDPStrategy
 from rich.console import Console
 from toy import Nonlinear, toy_point, toy_task
@@ -30,7 +31,7 @@ from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.layers import read_layers
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.streams.fingerprints import fingerprint_of
-from obbo_lightning.training import recorder as recording
+from obbo_lightning.training import recorder as recording, run as running
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.evaluation import evaluate
 from obbo_lightning.training.played import Played, require_same_past
@@ -447,3 +448,28 @@ def test_a_module_says_what_it_cannot_play():
     assert [recipe[name] for name in ("seed", "regret_window", "on_nonfinite", "tasks_per_round", "several_tasks")] == [
         4, 3, "skip", 2, "loop",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "played"),
+    [((), [4]), (("--evaluation.baselines", "false"), []), (("--tasks_per_round", 2), [])],
+)
+def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, monkeypatch):
+    asked = []
+
+    def baselines(stream, problem, algorithm, rounds):
+        asked.append(rounds)
+        return {"half": [0.5] * rounds, "rising": [float(t) for t in range(rounds)]}
+
+    monkeypatch.setattr(Stream, "baselines", baselines)
+    monkeypatch.setattr(running, "draw_figures", lambda *arguments: [])
+    settings = settings_of("--rounds", 9, "--trainer.max_steps", 4, "--evaluation.tasks", 2, *flags)
+    run = RunDirectory.create(str(tmp_path), "x", "obbo")
+    summary = running.fit(settings, run, quiet=True)
+    assert asked == played
+    assert summary["rounds"] == 4
+    assert summary.get("baselines") == ({"half": 0.5, "rising": 1.5} if played else None)
+    if played:
+        assert [row["rising"] for row in read(run.baselines)] == ["0.0", "1.0", "2.0", "3.0"]
+    assert yaml.safe_load(run.config.read_text()) == settings
+    assert len(read(run.tasks)[0]["tasks"].split()) == settings["tasks_per_round"]
