@@ -14,7 +14,7 @@ from obbo_lightning.problems.module import batch_of
 from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.problems.sources import TrustedSources
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
-from obbo_lightning.problems.tridiagonal import _solve_anywhere
+from obbo_lightning.problems.tridiagonal import _solve_anywhere, solve_chain
 
 
 def draw(*shape, seed=0):
@@ -256,3 +256,32 @@ def test_trusted_sources_weigh_the_mean_loss_of_each_source():
     hits = (network(task["test_x"]).argmax(-1) == task["test_y"]).float().mean()
     assert float(problem.scores(outer, inner, task)["accuracy"]) == pytest.approx(float(hits))
     assert torch.allclose(problem.initial_outer(0), torch.full((1, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_chain_is_solved_in_any_precision_lane_by_lane(dtype):
+    values, stiffness = (
+        draw(4, 9).to(dtype),
+        (torch.rand(8, generator=torch.Generator().manual_seed(0)) + 0.2).to(dtype),
+    )
+    weight = torch.tensor([0.2, 0.9, 3.0, 40.0], dtype=dtype)
+    solution, derivative = solve_chain(values, stiffness, weight)
+    assert solution.dtype == derivative.dtype == dtype
+    differences = torch.eye(9, dtype=F64).diff(dim=0)
+    bend = differences.T @ torch.diag(stiffness.double()) @ differences
+    for lane in range(4):
+        matrix = torch.eye(9, dtype=F64) + weight[lane].double() * bend
+        expected = torch.linalg.solve(matrix, values[lane].double())
+        slope = -torch.linalg.solve(matrix, bend @ expected)
+        close = {"rtol": 1e-9, "atol": 1e-11} if dtype == F64 else {"rtol": 2e-4, "atol": 1e-5}
+        assert torch.allclose(solution[lane].double(), expected, **close)
+        assert torch.allclose(derivative[lane].double(), slope, **close)
+
+
+def test_some_lanes_of_a_spline_share_its_sites():
+    task = spline_task(draw(5, 20), training=torch.arange(20) % 4 != 1)
+    outer, inner, spline = torch.rand(5, 1, dtype=F64) + 0.1, draw(5, 15, seed=1), SmoothingSpline()
+    part, its = spline.of_lanes(task, slice(1, 3))
+    assert torch.equal(part.outer_loss(outer[1:3], inner[1:3], its), spline.outer_loss(outer, inner, task)[1:3])
+    assert torch.equal(part.inner_loss(outer[1:3], inner[1:3], its), spline.inner_loss(outer, inner, task)[1:3])
+    assert torch.equal(its["sites"], task["sites"])

@@ -1,7 +1,9 @@
 """Files as people have them: moments between bars, deep pixels, late fractions, half-written tasks; each by hand."""
 
 import json
+from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -9,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from obbo_lightning import CNN4, Stream
 from obbo_lightning.streams import arrivals
 from obbo_lightning.streams.arrivals import Folder, LinesOfAFile, StandardInput
 from obbo_lightning.streams.classes import Division
@@ -18,7 +21,16 @@ from obbo_lightning.streams.fingerprints import digest_of, fingerprint_of
 from obbo_lightning.streams.follow import FollowStream
 from obbo_lightning.streams.images import ImageFolderStream, image_bytes, read_folder
 from obbo_lightning.streams.market import MarketStream
-from obbo_lightning.streams.market_data import Series, detect_events, find_bar, read_events, read_prices, same_clock
+from obbo_lightning.streams.market_data import (
+    Series,
+    detect_events,
+    find_bar,
+    read_events,
+    read_prices,
+    same_clock,
+    series_of,
+)
+from obbo_lightning.streams.synthetic import SyntheticStream
 from obbo_lightning.streams.task_files import DamagedTaskError, UnreadableError, read_json, read_npz, read_parquet
 
 HOUR = np.timedelta64(1, "h")
@@ -71,10 +83,41 @@ def test_a_jump_needs_all_its_bars_before_and_after_it_and_can_then_be_cut():
         assert sorted(found) == sorted(expected)
 
 
+def test_a_gap_is_counted_from_the_last_event_and_not_from_a_jump_between():
+    found = detect_events(jumping(4, 140, [(0, 60), (0, 80), (0, 100), (1, 70), (1, 99)]), 8, 20, 30)
+    at = [(ticker, int((np.datetime64(when, "us") - START) / HOUR)) for _, ticker, when, _ in found.iter_rows()]
+    assert at == [("T0", 60), ("T1", 70), ("T0", 100)]  # in time
+
+
 def test_two_tickers_are_no_market_and_three_are():
     for tickers, found in ((2, 2), (3, 0)):  # a jump that all of them share
         events = detect_events(jumping(tickers, 100, [(i, 60) for i in range(tickers)]), 8, 20, 10)
         assert len(events.filter(pl.col("timestamp") == START + 60 * HOUR)) == found
+
+
+@pytest.mark.parametrize(
+    ("closes", "times", "fault"),
+    [
+        ([1, 0, 2, -1, 3], range(5), "p.csv, ticker A, row 12: a price must be a positive number, got 0.0"),
+        ([1, 2, np.inf, np.nan, 3], range(5), "p.csv, ticker A, row 13: a price must be a positive number, got inf"),
+        ([1, 2, 3, 4, 5], [0, 1, 1, 1, 2], "p.csv, ticker A, row 13: timestamps must occur once, got 2021-01-04 01:00"),
+        ([1, 2, 3, 4, 5], [0, 3, 2, 1, 4], "p.csv, ticker A, row 13: timestamps must increase, got 2021-01-04 02:00"),
+        ([1, 2, 3, 4, 0], [0, 3, 2, 1, 4], "p.csv, ticker A, row 15: a price must be a positive number, got 0.0"),
+        ([1e-9, 2, 3, 4, 5], range(5), None),
+    ],
+)
+def test_the_first_fault_of_a_ticker_is_named(closes, times, fault):
+    moments = START + np.array(times) * HOUR
+    table = pl.DataFrame({"row": range(11, 16), "ticker": "A", "timestamp": moments, "close": np.array(closes, float)})
+    other = table.with_columns(ticker=pl.lit("B"), close=1.0)
+    found = series_of(pl.concat([table, other]), ["A"], "p.csv")
+    assert list(found) == ["A"]
+    assert (found["A"].fault or "").startswith(fault or "")
+    assert (found["A"].fault is None) == (fault is None)
+    in_folder = series_of(table.with_columns(file=pl.lit("a.csv")), ["A"], "folder/")["A"].fault
+    assert in_folder is None if fault is None else in_folder.startswith("folder/a.csv, ticker A, row 1")
+    assert find_bar(found["A"], START, 1, 0) == (found["A"].fault or 0)
+    assert find_bar(None, START, 1, 0) == "the ticker must be in the prices, and is not"
 
 
 ZONES = {
@@ -464,3 +507,80 @@ def test_a_bad_event_is_named_with_the_file_that_it_is_from(tmp_path):
     assert stream.skipped[1].reason == "must occur once, and is in row 1 too"
     with pytest.raises(ValueError, match=r"data.events 'auto' found no jump of 900.0 deviations in \S+prices.csv"):
         MarketStream(str(tmp_path / "prices.csv"), threshold=900.0, **sizes)
+
+
+def test_only_training_tasks_drift_and_splits_have_draws_of_their_own():
+    stream, other = (SyntheticStream(order="drift", period=20, image_size=16, ways=2, seed=seed) for seed in (0, 1))
+    assert len(stream.train.weights(3).unique()) > 1
+    for name in ("validation", "test"):
+        tasks = getattr(stream, name)
+        assert torch.equal(tasks.weights(3), torch.ones(20))
+        assert torch.equal(tasks[3]["query"], getattr(other, name)[3]["query"])
+    assert not torch.equal(stream.train[3]["query"], other.train[3]["query"])
+    assert not torch.equal(stream.train[3]["query"], stream.train[4]["query"])
+    assert stream.inputs()["mean"] == [0.5] * 3
+    assert stream.inputs()["deviation"] == [1 / 3] * 3
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"labels": np.zeros(3, int)}, "must hold images and labels, and has no images"),
+        ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.zeros(0, int)}, "images must not be empty"),
+    ],
+)
+def test_a_file_without_images_is_refused(arrays, said, tmp_path):
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(ValueError, match=said):
+        ImageFolderStream(str(tmp_path / "own.npz"))
+    np.savez(tmp_path / "own.npz", labels=np.zeros(3, int))
+    with pytest.raises(ValueError, match="must hold examples and labels, and has no examples"):
+        read_examples(tmp_path / "own.npz", "label")
+    with pytest.raises(ValueError, match=r"data.path must hold a folder for each class, got .* without any"):
+        read_folder(tmp_path, None)
+
+
+def test_images_of_a_file_are_scaled_to_the_size_that_is_asked_for(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (40, 32, 48), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", images=images, labels=np.arange(40) % 10)
+    stream = ImageFolderStream(str(tmp_path / "own.npz"), image_size=16, ways=2, shots=1, queries=1)
+    expected = np.asarray(Image.fromarray(images[7][:, 8:40]).resize((16, 16), Image.Resampling.BILINEAR))
+    inside = slice(1, 15)  # at its border Pillow looks at what lies beside the square
+    assert np.array_equal(stream.train.source.examples[7, 0, :, inside].numpy(), expected[:, inside])
+    square = np.ascontiguousarray(images[:, :, 8:40])
+    np.savez(tmp_path / "own.npz", images=square, labels=np.arange(40) % 10)
+    again = ImageFolderStream(str(tmp_path / "own.npz"), image_size=16, ways=2, shots=1, queries=1)
+    assert np.array_equal(again.train.source.examples[7, 0].numpy(), expected)
+
+
+def test_a_damaged_file_of_a_folder_is_named_and_an_empty_task_is_damaged(tmp_path):
+    (tmp_path / "1.json").write_text('{"x": [[1], [1, 2]]}')
+    with pytest.raises(DamagedTaskError, match=r"1\.json: 'x' must be an array, and its lists have different lengths"):
+        Folder(tmp_path).take()
+    (tmp_path / "1.json").write_text("{}")
+    with pytest.raises(DamagedTaskError, match=r"1\.json: must hold arrays, and has none"):
+        next(iter(followed(tmp_path, few_shot=False)))
+    assert FollowStream("-").train.so_far() is None
+
+
+def test_a_stream_without_a_start_of_its_own_says_so():
+    class Bare(Stream):
+        """Nothing is known of it."""
+
+    problem = SimpleNamespace(initial_outer=lambda seed: torch.full((1, 2), float(seed)) if seed else None)
+    assert Bare().start(problem, 3).tolist() == [[3.0, 3.0]]
+    with pytest.raises(ValueError, match="Bare must say where λ starts, got none: it needs a method start"):
+        Bare().start(problem, 0)
+    with pytest.raises(ValueError, match="problem must be given for Bare, which has none of its own, got none"):
+        Bare().problem()
+    assert (Bare().facts(), Bare().inputs(), Bare().origins(), Bare().place(4)) == ({}, None, {}, "task 5")
+
+
+def test_a_network_keeps_what_was_given_to_it_and_learns_the_rest_from_the_tasks():
+    stream = SyntheticStream(ways=4, image_size=16)
+    usual = stream.problem().network.template
+    assert usual.linear.out_features == 4
+    given = stream.problem(network=partial(CNN4, ways=7, filters=2)).network.template
+    assert given.linear.out_features == 7
+    own = CNN4(ways=3, filters=2, image_size=16)
+    assert stream.problem(network=own).network.template.linear.out_features == 3
