@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from obbo_lightning import CNN4, Stream
-from obbo_lightning.streams import arrivals
+from obbo_lightning.streams import arrivals, fc100
 from obbo_lightning.streams.arrivals import Folder, LinesOfAFile, StandardInput
 from obbo_lightning.streams.classes import Division
 from obbo_lightning.streams.columns import find_columns
@@ -496,15 +496,15 @@ def test_a_bad_event_is_named_with_the_file_that_it_is_from(tmp_path):
     sizes = {"subset": 20, "subsets": 20, "horizon": 5, "lookback": 20}
     with pytest.raises(ValueError, match=r"^\S+prices.csv, row 161, event T1 2021-01-06 12:00:00: .* must occur once"):
         MarketStream(str(tmp_path / "prices.csv"), **sizes)
-    lines = ["ticker,timestamp", *("T0,2021-01-06 12:00:00", "T1,2021-01-06 12:00:00") * 2]
+    lines = ["ticker,timestamp", *("T0,2021-01-06 12:00:00", "T1,2021-01-06 12:00:00") * 3]
     (tmp_path / "events.csv").write_text("\n".join(lines) + "\n")
     with pytest.raises(ValueError, match=r"^\S+events.csv, row 2, event T1 .* skip leaves it out\)"):
         MarketStream(str(tmp_path / "prices.csv"), str(tmp_path / "events.csv"), **sizes)
-    with pytest.warns(UserWarning, match="3 of 4 events skipped"):
+    with pytest.warns(UserWarning, match="5 of 6 events skipped"):
         stream = MarketStream(str(tmp_path / "prices.csv"), str(tmp_path / "events.csv"), on_bad_event="skip", **sizes)
     assert stream.lanes["ticker"].to_list() == ["T0"]
-    assert [(bad.row, bad.ticker) for bad in stream.skipped] == [(2, "T1"), (3, "T0"), (4, "T1")]
-    assert stream.skipped[1].reason == "must occur once, and is in row 1 too"
+    assert [(bad.row, bad.ticker) for bad in stream.skipped] == [(2, "T1"), (3, "T0"), (4, "T1"), (5, "T0"), (6, "T1")]
+    assert {bad.reason for bad in stream.skipped if bad.ticker == "T0"} == {"must occur once, and is in row 1 too"}
     with pytest.raises(ValueError, match=r"data.events 'auto' found no jump of 900.0 deviations in \S+prices.csv"):
         MarketStream(str(tmp_path / "prices.csv"), threshold=900.0, **sizes)
 
@@ -584,3 +584,22 @@ def test_a_network_keeps_what_was_given_to_it_and_learns_the_rest_from_the_tasks
     assert given.linear.out_features == 7
     own = CNN4(ways=3, filters=2, image_size=16)
     assert stream.problem(network=own).network.template.linear.out_features == 3
+
+
+@pytest.mark.parametrize(
+    ("root", "variable", "place"), [("mine", "theirs", "mine"), (None, "theirs", "theirs"), (None, None, "data")]
+)
+def test_the_folder_of_cifar_is_the_one_that_is_named_then_that_of_the_environment(root, variable, place, monkeypatch):
+    asked = []
+
+    def load(path):
+        asked.append(str(path))
+        raise ValueError("not there")
+
+    monkeypatch.setattr(fc100, "load_cifar100", load)
+    monkeypatch.delenv("OBBO_DATA", raising=False)
+    if variable:
+        monkeypatch.setenv("OBBO_DATA", variable)
+    with pytest.raises(ValueError, match="not there"):
+        fc100.FC100Stream(root)
+    assert asked == [place]

@@ -36,7 +36,7 @@ from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.evaluation import evaluate
 from obbo_lightning.training.played import Played, require_same_past
 from obbo_lightning.training.progress import RoundProgress
-from obbo_lightning.training.ranks import _on_cpu, local_processes, require_ranks
+from obbo_lightning.training.ranks import _on_cpu, local_processes, lost_a_rank, require_ranks
 from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.resume import Start, _require_more, _require_unfinished
 from obbo_lightning.training.run import build
@@ -55,11 +55,11 @@ def made(seed=0, **options):
     return OnlineBilevelModule(Nonlinear(), ALGORITHM, toy_point(1), seed, **options)
 
 
-def recorded(folder, test, rounds, checkpoint=None, every=100, saved=2, callbacks=(), **options):
+def recorded(folder, test, rounds, checkpoint=None, every=100, saved=2, callbacks=(), blocks=None, **options):
     """A run of the toy problem with a recorder: the module and the recorder."""
     module, run = made(), RunDirectory(folder)
     folder.mkdir(exist_ok=True)
-    recorder = Recorder(run, test, "loss", every, saved, module.more_columns)
+    recorder = Recorder(run, test, "loss", every, saved, module.more_columns, blocks)
     usual = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     usual |= {"plugins": [ExactCheckpoints()], "limit_val_batches": 0, "max_epochs": 1, "num_sanity_val_steps": 0}
     one = L.Trainer(**{**usual, **options}, callbacks=[*callbacks, recorder], default_root_dir=folder)
@@ -473,3 +473,53 @@ def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, m
         assert [row["rising"] for row in read(run.baselines)] == ["0.0", "1.0", "2.0", "3.0"]
     assert yaml.safe_load(run.config.read_text()) == settings
     assert len(read(run.tasks)[0]["tasks"].split()) == settings["tasks_per_round"]
+
+
+@pytest.mark.parametrize(("count", "rounds"), [(100, [1, 2, 3, 4, 5, 6, 7]), (101, [3, 6])])
+def test_a_long_outer_variable_is_written_with_every_evaluation(count, rounds, tmp_path):
+    blocks = SimpleNamespace(coordinates=lambda: {f"x[{i}]": i % 3 for i in range(count)})
+    module, recorder = recorded(tmp_path, [], 7, every=3, blocks=blocks)
+    written = read(tmp_path / "outer.csv")
+    assert [int(row["round"]) for row in written] == rounds
+    assert len(written[0]) == count + 1
+    if count == 100:
+        assert [float(written[-1][f"x[{i}]"]) for i in range(3)] == module.outer.detach()[0].tolist()
+    _, again = recorded(tmp_path, [], 9, list_checkpoints(tmp_path / "checkpoints")[-1], every=3, blocks=blocks)
+    assert [int(row["round"]) for row in read(tmp_path / "outer.csv")] == [*rounds, *([8, 9] if count == 100 else [9])]
+    assert recorder.outer.every == again.outer.every == (1 if count == 100 else 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "there", "lost"),
+    [
+        (RuntimeError("[gloo] x"), True, True),
+        (RuntimeError("Connection reset by peer"), True, True),
+        (RuntimeError("a defect"), True, False),
+        (RuntimeError("[gloo] x"), False, False),
+    ],
+)
+def test_a_process_that_is_gone_is_told_from_a_defect(error, there, lost, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: there)
+    assert lost_a_rank(error) is lost
+
+
+def test_a_stream_that_is_waited_for_has_one_process(monkeypatch):
+    made_of = SimpleNamespace(train=SimpleNamespace(on_wait=None), test=(), start=lambda problem, seed: toy_point(1))
+    monkeypatch.setattr(running, "build_stream", lambda settings: made_of)
+    monkeypatch.setattr(running, "build_problem", lambda settings, stream: Nonlinear())
+    monkeypatch.setattr(running, "require_trainer", lambda settings, module: 2)
+    with pytest.raises(ValueError, match=r"trainer\.devices must be 1 for a stream that is waited for, got more"):
+        build(settings_of())
+
+
+def test_judging_again_needs_a_module_that_is_trained(tmp_path):
+    recorder = Recorder(RunDirectory(tmp_path), [], "loss", 5, 5)
+    with pytest.raises(RuntimeError, match="a batch ended without a round"):
+        recorder.on_train_batch_end(SimpleNamespace(global_step=1), made(), None, None, 0)
+    with pytest.raises(TypeError, match="the recorder belongs to an OnlineBilevelModule, got LightningModule"):
+        recorder.on_train_batch_end(None, L.LightningModule(), None, None, 0)
+    said = []
+    recorder.state.say = said.append
+    for error in (Stopped(15, 3), ValueError("why")):
+        recorder.on_exception(None, None, error)
+    assert said == ["stopped by SIGTERM after round 3", "stopped by ValueError: why"]
