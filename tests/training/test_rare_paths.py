@@ -55,16 +55,18 @@ def made(seed=0, **options):
     return OnlineBilevelModule(Nonlinear(), ALGORITHM, toy_point(1), seed, **options)
 
 
-def recorded(folder, test, rounds, checkpoint=None, every=100, saved=2, callbacks=(), blocks=None, **options):
+def recorded(
+    folder, test, rounds, checkpoint=None, every=100, saved=2, callbacks=(), blocks=None, judged=(), **options
+):
     """A run of the toy problem with a recorder: the module and the recorder."""
     module, run = made(), RunDirectory(folder)
     folder.mkdir(exist_ok=True)
     recorder = Recorder(run, test, "loss", every, saved, module.more_columns, blocks)
     usual = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     usual |= {"plugins": [ExactCheckpoints()], "limit_val_batches": 0, "max_epochs": 1, "num_sanity_val_steps": 0}
-    one = L.Trainer(**{**usual, **options}, callbacks=[*callbacks, recorder], default_root_dir=folder)
+    one = L.Trainer(**{**usual, **more}, callbacks=[*callbacks, recorder], default_root_dir=folder)
     tasks = Tasks(lambda t: toy_task(lanes=1, seed=t), 50)
-    one.fit(module, StreamDataModule(tasks, rounds), ckpt_path=checkpoint)
+    one.fit(module, StreamDataModule(tasks, rounds, judged), ckpt_path=checkpoint)
     return module, recorder
 
 
@@ -116,6 +118,10 @@ def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [f"round-{t:08d}.ckpt" for t in saved]
     content = torch.load(list_checkpoints(tmp_path / "checkpoints")[-1], weights_only=True)
     assert content["ended"] == (ended is not None)
+    _, unjudged = recorded(tmp_path / "unjudged", [], rounds, every=3, saved=2, callbacks=callbacks)
+    names = [path.name for path in list_checkpoints(tmp_path / "unjudged" / "checkpoints")]
+    assert names == [f"round-{t:08d}.ckpt" for t in saved]
+    assert unjudged.tested == []
     spent = content["callbacks"]["Recorder"]["oracle_calls"]
     assert spent == recorder.oracle_calls == sum(int(row["gradients"]) + int(row["products"]) for row in rows)
 
@@ -523,3 +529,17 @@ def test_judging_again_needs_a_module_that_is_trained(tmp_path):
     for error in (Stopped(15, 3), ValueError("why")):
         recorder.on_exception(None, None, error)
     assert said == ["stopped by SIGTERM after round 3", "stopped by ValueError: why"]
+
+
+@pytest.mark.parametrize(("saved", "order"), [(2, "V S2 V S4 S5"), (3, "V S3 V S5"), (4, "V V S4 S5")])
+def test_a_checkpoint_waits_for_the_validation_of_its_round(saved, order, tmp_path, monkeypatch):
+    """A callback that watches the validation must be saved after it."""
+    said = []
+    monkeypatch.setattr(recording, "save_checkpoint", lambda trainer, folder: said.append(f"S{trainer.global_step}"))
+    watching = L.Callback()
+    watching.on_validation_end = lambda *arguments: said.append("V")
+    recorded(
+        tmp_path, [], 5, saved=saved, callbacks=[watching], judged=[toy_task(lanes=1, seed=50)],
+        limit_val_batches=1.0, val_check_interval=2,
+    )  # fmt: skip
+    assert " ".join(said) == order
