@@ -348,3 +348,44 @@ def test_how_a_run_ended_is_said_once_and_in_its_code(error, first, code, said, 
     found = capsys.readouterr().err
     assert said in found
     assert bool(found) == bool(said)
+
+
+def test_each_process_judges_some_of_the_tasks_and_all_know_the_scores(tmp_path):
+    tasks = [toy_task(lanes=2, seed=s) for s in range(5)]
+    one, seen = module(lanes=2), []
+    one._trainer = SimpleNamespace(precision_plugin=SimpleNamespace(convert_input=lambda task: task))
+    one.evaluate = lambda task: seen.append(task) or {"loss": torch.full((2,), 1.0 + len(seen))}
+    recorder = Recorder(RunDirectory(tmp_path), tasks, "loss", 5, 5)
+    for rank, mine in ((0, [0, 2, 4]), (1, [1, 3])):
+        seen.clear()
+        share = SimpleNamespace(sum=lambda values: values)
+        one.outer_step.ranks = SimpleNamespace(rank=rank, size=2, share=share)
+        scores = recorder._evaluate(one)
+        assert [next(i for i, task in enumerate(tasks) if task["x"] is one["x"]) for one in seen] == mine
+        assert [i for i in range(5) if scores[2 * i]] == mine  # zeros are the others'
+        assert len(scores) == 10
+
+
+def test_a_round_is_played_with_its_own_key_and_its_row_has_its_number(monkeypatch):
+    from obbo_lightning.training import module as modules
+
+    one, asked, logged = module(seed=11), [], {}
+    one._trainer = SimpleNamespace(global_step=7, world_size=1)
+    one.outer_step.step = SimpleNamespace(memory=SimpleNamespace(fill=3))
+    one.outer_step.ranks = SimpleNamespace(share="share", size=1)
+    warms = [Warm(toy_point(1))]
+    monkeypatch.setattr(modules, "play", lambda *given: asked.append(given) or SimpleNamespace(warms=warms))
+    monkeypatch.setattr(modules, "row_of", lambda played, fill: {"loss": 0.1, "window_fill": fill, "mse": None})
+    one.log_dict = lambda numbers, batch_size: logged.update(numbers)
+    one.training_step(["task"], 0)
+    ((problem, algorithm, step, tasks, before, key, share),) = asked
+    assert (problem, algorithm, step) == (one.problem, one.algorithm, one.outer_step.step)
+    assert (tasks, share) == (["task"], "share")
+    assert (key.seed, key.round) == (11, 7)
+    assert before is not warms
+    assert one.warms is warms
+    assert one.judged_from is warms[0]
+    assert one.row == {"round": 7, "loss": 0.1, "window_fill": 3, "mse": None}
+    assert {name: float(value) for name, value in logged.items()} == {
+        "round": 7, "loss": 0.1, "window_fill": 3, "step": 7,
+    }  # fmt: skip

@@ -55,9 +55,7 @@ def made(seed=0, **options):
     return OnlineBilevelModule(Nonlinear(), ALGORITHM, toy_point(1), seed, **options)
 
 
-def recorded(
-    folder, test, rounds, checkpoint=None, every=100, saved=2, callbacks=(), blocks=None, judged=(), **options
-):
+def recorded(folder, test, rounds, checkpoint=None, every=100, saved=2, callbacks=(), blocks=None, judged=(), **more):
     """A run of the toy problem with a recorder: the module and the recorder."""
     module, run = made(), RunDirectory(folder)
     folder.mkdir(exist_ok=True)
