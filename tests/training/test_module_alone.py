@@ -1,6 +1,7 @@
 """The module, the datamodule and the run's settings without a run: seeds, ranks, lanes, tasks that arrive."""
 
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 from toy import Nonlinear, toy_point, toy_task
 
 from obbo_lightning import (
+    MLP,
     OBBO,
     ClosedForm,
     ExactSolution,
+    FewShot,
     FixedPoint,
     GradientDescent,
     OnlineBilevelModule,
@@ -389,3 +392,19 @@ def test_a_round_is_played_with_its_own_key_and_its_row_has_its_number(monkeypat
     assert {name: float(value) for name, value in logged.items()} == {
         "round": 7, "loss": 0.1, "window_fill": 3, "step": 7,
     }  # fmt: skip
+
+
+def test_a_part_that_is_given_comes_before_the_one_that_was_saved(tmp_path):
+    problem = FewShot(partial(MLP, ways=2, shape=[2], widths=[3]), proximity=0.25)
+    made = OnlineBilevelModule(problem, OBBO(lr=0.1, window=3), seed=4, tasks_per_round=2, on_nonfinite="skip")
+    progress = {"current": {"completed": 1}, "total": {"completed": 1}}
+    loop = {"epoch_progress": progress, "epoch_loop.batch_progress": {"is_last_batch": True}}
+    content = {"state_dict": {"outer": made.outer.detach() + 1}, "global_step": 3, "loops": {"fit_loop": loop}}
+    made.on_save_checkpoint(content)
+    torch.save(content, tmp_path / "x.ckpt")
+    saved = OnlineBilevelModule.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert torch.equal(saved.outer.detach(), made.outer.detach() + 1)
+    assert (saved.problem.proximity, saved.algorithm.memory().window, saved.seed) == (0.25, 3, 4)
+    assert (saved.tasks_per_round, saved.outer_step.on_nonfinite, saved._loaded_round) == (2, "skip", 3)
+    other = OnlineBilevelModule.load_from_checkpoint(tmp_path / "x.ckpt", algorithm=OBBO(lr=0.1, window=8))
+    assert (other.problem.proximity, other.algorithm.memory().window) == (0.25, 8)
