@@ -73,6 +73,7 @@ from .core.rounds import Round as Round, online as online, play as play
 from .core.rules import BregmanRule as BregmanRule, ProjectedRule as ProjectedRule
 from .metrics import LocalRegret as LocalRegret
 from .networks.cnn4 import CNN4 as CNN4
+from .networks.hyperparameters import Hyperparameters as Hyperparameters
 from .networks.mlp import MLP as MLP
 from .networks.resnet12 import ResNet12 as ResNet12
 from .networks.weights import Weights as Weights
@@ -95,3 +96,4 @@ from .training.checkpoints import ExactCheckpoints as ExactCheckpoints
 from .training.datamodule import StreamDataModule as StreamDataModule
 from .training.module import OnlineBilevelModule as OnlineBilevelModule
 from .training.outer_step import BregmanOuterStep as BregmanOuterStep
+from .training.tuner import OnlineTuner as OnlineTuner

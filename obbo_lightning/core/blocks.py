@@ -211,6 +211,10 @@ class Blocks(Part):
         self.require_size(outer)
         return {name: outer[..., where] for name, where in self.slices.items()}
 
+    def values(self, row: Tensor) -> dict[str, Tensor]:
+        """One lane ``[d]`` by name, as losses of modules get it: a block of one number has no axis."""
+        return {name: value.squeeze(-1) if value.shape[-1] == 1 else value for name, value in self.split(row).items()}
+
     def coordinates(self) -> dict[str, int]:
         """Which coordinate of λ each name is, without those that nobody reads (the weights of networks)."""
         return {

@@ -38,7 +38,7 @@ class FlatNetwork:
         if not self.sizes:
             raise ValueError(f"problem.network must have a parameter that learns, got {_name(network)} without any")
         self.size = sum(self.sizes.values())
-        self.random = any(_is_noisy(module) for module in self.template.modules())
+        self.random = any(is_noisy(module) for module in self.template.modules())
         self.transductive = any(
             isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in self.template.modules()
         )
@@ -128,7 +128,7 @@ def _forward(network: nn.Module, examples: Tensor) -> Any:
 def without_noise(network: nn.Module) -> nn.Module:
     """The same network with its dropout switched off."""
     for module in network.modules():
-        if _is_noisy(module):
+        if is_noisy(module):
             module.training = False  # of this module alone: .eval() would reach the modules inside of it
     return network
 
@@ -171,7 +171,8 @@ def _name(network: Any) -> str:
     return getattr(made, "__name__", None) or (type(made).__name__ if isinstance(made, nn.Module) else repr(made))
 
 
-def _is_noisy(module: nn.Module) -> bool:
+def is_noisy(module: nn.Module) -> bool:
+    """Whether this module itself draws random numbers in the mode that it is in."""
     if isinstance(module, _DropoutNd):
         return module.training and module.p > 0
     # these two have dropout without a module for it

@@ -29,8 +29,8 @@ class ModuleProblem(Problem):
     batch.
 
     Parameters that do not learn, and buffers, are constants; norms in training mode use the statistics of their batch
-    and leave none. Dropout draws from the sample of an inner step, and is left out of hypergradients and scores. A block
-    of `Weights` as long as β is where rounds with ``inner.start: outer`` start.
+    and leave none. Dropout draws from the sample of an inner step, and is left out of hypergradients and scores. A
+    block of `Weights` as long as β is where rounds with ``inner.start: outer`` start.
 
     Args:
         model: a module, whose weights are β_1; or a class or function that makes one without arguments.
@@ -65,7 +65,7 @@ class ModuleProblem(Problem):
     ) -> None:
         self.network = FlatNetwork(model)
         self.hyper = hyper if isinstance(hyper, Blocks) else Blocks(instance_of("hyper", hyper, Mapping))
-        self.training_loss, self.validation_loss, self._scores = training_loss, validation_loss, scores
+        self.training_loss, self.validation_loss, self.judge = training_loss, validation_loss, scores
         for name, loss in (("training_loss", training_loss), ("validation_loss", validation_loss)):
             if not callable(loss):
                 raise ValueError(f"{name} must be a function of (module, batch, hyper), got {loss!r}")
@@ -98,12 +98,12 @@ class ModuleProblem(Problem):
 
     @torch.no_grad()
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
-        if self._scores is None:
+        if self.judge is None:
             return {}
         tested = any(name.startswith("test_") for name in task)
         batch = batch_of(task, "test" if tested else "validation", None)
         lanes = [
-            self.network.apply(beta, self._scores, batch, by_name(self.hyper, at))
+            self.network.apply(beta, self.judge, batch, self.hyper.values(at))
             for at, beta in zip(outer, inner, strict=True)
         ]
         return {name: torch.stack([torch.as_tensor(one[name]).to(inner) for one in lanes]) for name in lanes[0]}
@@ -118,19 +118,18 @@ class ModuleProblem(Problem):
         noise = None if sample is None else derive_seed(sample.seed, "dropout")
         function = getattr(self, name)
         found = [
-            self.network.apply(beta, function, batch, by_name(self.hyper, at), noise=noise)
+            self.network.apply(beta, function, batch, self.hyper.values(at), noise=noise)
             for at, beta in zip(outer, inner, strict=True)
         ]
-        for loss in found:
-            if not isinstance(loss, Tensor) or loss.ndim != 0:
-                what = f"the shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-                raise ValueError(f"{name} must return one number, a tensor without axes, got {what}")
-        return torch.stack(found)
+        return torch.stack([require_number(name, loss) for loss in found])
 
 
-def by_name(hyper: Blocks, outer: Tensor) -> Hyper:
-    """The hyperparameters of one lane ``[d]``; those of one number have no axis."""
-    return {name: value.squeeze(-1) if value.shape[-1] == 1 else value for name, value in hyper.split(outer).items()}
+def require_number(name: str, loss: Any) -> Tensor:
+    """Refuse a loss that is not the mean over its batch."""
+    if not isinstance(loss, Tensor) or loss.ndim != 0:
+        what = f"the shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(f"{name} must return one number, a tensor without axes, got {what}")
+    return loss
 
 
 def batch_of(task: Task, kind: str, sample: Sample | None) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ class RunDirectory:
         self.metrics = path / "metrics.csv"
         self.outer = path / "outer.csv"
         self.timings = path / "timings.csv"
+        self.baselines = path / "baselines.csv"
         self.tasks = path / "tasks.csv"
         self.sources = path / "sources.json"
         self.state = path / "state.json"

@@ -106,6 +106,10 @@ def print_summary(
     recent = min(100, summary["rounds"])
     stream = f"{metric} on the stream, last {recent} rounds, each judged before it is learned from; {better}"
     table.add_row(stream, _shown(summary[f"stream_{metric}_last_100"]))
+    if summary.get("baselines"):
+        table.add_row("the same, all rounds", _shown(summary[f"stream_{metric}"]))
+    for name, value in summary.get("baselines", {}).items():
+        table.add_row(f"    with {name}", _shown(_known(value)))
     for name, meaning in _regrets(settings).items():
         if summary[f"regret_{name}"] is not None:
             table.add_row(f"{meaning}; lower is better", f"{summary[f'regret_{name}']:.4g}")

@@ -103,7 +103,8 @@ def _prices(settings: Settings, given: str | Path | None, columns: Columns) -> t
     source = data["prices"] if given is None else str(given)
     if source is not None:
         return read_prices(Path(source).expanduser(), columns), source
-    made_up, _ = simulate_market(SIMULATED, data["subset"] + data["subsets"], data["horizon"], settings["seed"])
+    before, after = data["subset"] + data["subsets"], data["beyond"] + data["horizon"]  # as in the run's stream
+    made_up, _ = simulate_market(SIMULATED, before, after, settings["seed"])
     return made_up, "simulated prices"
 
 

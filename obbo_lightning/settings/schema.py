@@ -26,7 +26,15 @@ Choose a part by name (--algorithm obbo, --algorithm.geometry burg, --data synth
 result."""
 NOT_NULL = {
     *("experiment", "seed", "rounds", "tasks_per_round", "several_tasks", "output", "logger", "regret_window"),
-    *("on_nonfinite", "workers", "threads", "evaluation.every", "evaluation.tasks", "checkpoint.every"),
+    *(
+        "on_nonfinite",
+        "workers",
+        "threads",
+        "evaluation.every",
+        "evaluation.tasks",
+        "evaluation.baselines",
+        "checkpoint.every",
+    ),
     *("algorithm.name", "data.name"),
 }
 
@@ -154,6 +162,7 @@ def _add_run(parser: ArgumentParser) -> None:
         ("threads", int | Literal["auto"], "auto", "threads of a process; auto: its share of the cores it may use"),
         ("evaluation.every", int, 50, "rounds between evaluations"),
         ("evaluation.tasks", int, 100, "test tasks of an evaluation"),
+        ("evaluation.baselines", bool, True, "play what λ must beat, too, where the stream knows it"),
         ("checkpoint.every", int, 25, "rounds between checkpoints"),
         ("wandb.project", str | None, None, "project of the W&B run"),
         ("wandb.name", str | None, None, "name of the W&B run"),

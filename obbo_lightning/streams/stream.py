@@ -105,15 +105,15 @@ class Stream(Part, ABC):
         """What task t of ``train`` is called when it is another one than was played."""
         return f"task {t + 1}"
 
+    def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
+        """What a learned λ must beat: the metric of each round, by a name in words; nothing where there is none."""
+        return {}
+
     def origins(self) -> dict[str, str]:
         """Digests of what tasks are made from, by name (classes, events): which of them changed is said by them.
 
         Nothing for a stream that is made from its settings alone.
         """
-        return {}
-
-    def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
-        """What λ must beat: the metric of each round, by a name in words; nothing where there is none."""
         return {}
 
     def _fitting(self, network: Any) -> Any:

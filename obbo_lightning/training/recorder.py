@@ -252,6 +252,7 @@ class Recorder(Checkpoint):
 
     def _test(self, module: OnlineBilevelModule) -> None:
         began = time.perf_counter()
+        module.gather_start()
         self.tested = self._evaluate(module)
         if module.trainer.global_step % self.evaluate_every == 0:
             self.due = self.tested
@@ -263,7 +264,6 @@ class Recorder(Checkpoint):
         """Each rank judges some of the tasks, and all know the scores."""
         ranks = _ranks(module)
         self.state.say("evaluating")
-        module.gather_start()
         scores = module.outer.detach().new_zeros(len(self.test), len(module.outer))
         for i in range(ranks.rank, len(self.test), ranks.size):
             task = module.transfer_batch_to_device(self.test[i], module.device, 0)

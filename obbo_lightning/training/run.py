@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from obbo_lightning.core.validation import at_least
+from obbo_lightning.runs.baselines import write_baselines
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of
@@ -141,9 +142,12 @@ def _conclude(
     """Figures, then the summary: a run that has one is finished."""
     stream, rounds = parts.stream, read_rounds(run.metrics)
     untrained, _ = recorder.centre_and_error(recorder.untrained)
-    figures = draw_figures(run.metrics, run.figures, stream.metric.name, untrained, title_of(settings))
     judged = Judgement(stream.metric, recorder.untrained, recorder.tested)
     summary = summarise(settings, rounds, judged, recorder.seconds_before + seconds)
+    if settings["evaluation"]["baselines"] and settings["tasks_per_round"] == 1:
+        found = stream.baselines(parts.module.problem, parts.module.algorithm, len(rounds))
+        summary |= write_baselines(run.baselines, found)
+    figures = draw_figures(run.metrics, run.figures, stream.metric.name, untrained, title_of(settings), run.baselines)
     if stream.lanes is not None:
         summary |= {"events": len(stream.lanes), "events_skipped": len(stream.skipped)}
         summary |= last_value(stream.lanes, stream.metric.name)

@@ -43,6 +43,8 @@ def make_an_export():
 
 
 @pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # of Lightning's own loader
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_python_blocks_run(document, capsys, beside_the_examples):
     if document.name == "predicting.md":

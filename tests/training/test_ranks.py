@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from toy import SIX
+from two_ranks import Tuned, Watched, batches_to_tune_on
 
 from obbo_lightning import CNN4, OAGD, OBBO, SOBBO, AdaptiveDiagonal, Euclidean, cli
 from obbo_lightning.core.estimates import estimate
@@ -251,6 +252,18 @@ def test_what_is_not_a_number_on_one_rank_is_skipped_by_both(alone_and_together)
     one, two = (json.loads((alone_and_together / f"nan-{rank}.json").read_text()) for rank in range(2))
     assert one == two
     assert [played["skipped"] for played in one] == [[False], [True], [False], [False]]
+
+
+@pytest.mark.slow
+def test_ranks_that_tune_average_their_hypergradients(alone_and_together):
+    one, two = (json.loads((alone_and_together / f"tuned-{rank}.json").read_text()) for rank in range(2))
+    assert one == two
+    rows = batches_to_tune_on()
+    parts = [tuple(v[rank::2][:4] for v in rows) for rank in range(2)]
+    alone = [Watched().step(Tuned(), part, tuple(v[:4] for v in rows)) for part in parts]
+    assert one["hypergradients"][0] == pytest.approx(float(sum(a.step.hypergradient for a in alone)) / 2, rel=1e-5)
+    assert alone[0].step.hypergradient != alone[1].step.hypergradient
+    assert one["decay"] != 0.1
 
 
 def wait_for_rounds(folder, rounds, process):

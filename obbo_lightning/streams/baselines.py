@@ -1,0 +1,55 @@
+"""What a learned λ must beat: the same inner solver with a λ that is not learned."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.randomness import Key
+from obbo_lightning.problems.module import ModuleProblem
+
+
+def fixed_outer(
+    problem: Problem,
+    algorithm: Algorithm,
+    tasks: Sequence[Task],
+    outer: Callable[[int], Tensor],
+    metric: str = "accuracy",
+    seed: int = 0,
+) -> list[Tensor]:
+    """The metric of each round ``[lanes]`` where λ_t is a function of the round ``[lanes, d]``; no hypergradients."""
+    warm, found = Warm(), []
+    for t, task in enumerate(tasks):
+        at = outer(t)
+        oracle = Oracle(problem, at, task, Key(seed, t), warm.solver)
+        first = warm.inner
+        if first is None and algorithm.inner.carries:
+            first = problem.initial_inner(at, task)
+        inner = algorithm.inner(oracle, first)
+        warm = Warm(inner if algorithm.inner.carries else None, None, oracle.carried)
+        found.append(oracle.outer_loss(inner) if metric == "loss" else problem.scores(at, inner, task)[metric])
+    return found
+
+
+def on_validation_alone(
+    problem: Problem, algorithm: Algorithm, tasks: Sequence[Task], metric: str = "accuracy"
+) -> list[float]:
+    """The same for a model that is trained on the validation examples and on nothing else."""
+    if not isinstance(problem, ModuleProblem):
+        raise ValueError(f"problem must be one of a module to be trained on its validation loss, got {problem!r}")
+    plain = ModuleProblem(
+        problem.network.template, problem.hyper, problem.validation_loss, problem.validation_loss, problem.judge
+    )
+    start = problem.hyper.start()
+    turned = [_as_training(task) for task in tasks]
+    return [float(value) for value in torch.cat(fixed_outer(plain, algorithm, turned, lambda t: start, metric))]
+
+
+def _as_training(task: Task) -> Task:
+    """The validation batch in the place of the training batch."""
+    kept = {name: values for name, values in task.items() if not name.startswith("train_")}
+    return kept | {n.replace("validation_", "train_", 1): v for n, v in task.items() if n.startswith("validation_")}

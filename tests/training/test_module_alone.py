@@ -1,0 +1,410 @@
+"""The module, the datamodule and the run's settings without a run: seeds, ranks, lanes, tasks that arrive."""
+
+import warnings
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from toy import Nonlinear, toy_point, toy_task
+
+from obbo_lightning import (
+    MLP,
+    OBBO,
+    ClosedForm,
+    ExactSolution,
+    FewShot,
+    FixedPoint,
+    GradientDescent,
+    OnlineBilevelModule,
+    StreamDataModule,
+    Tasks,
+    Warm,
+)
+from obbo_lightning.core.memory import HypergradientWindow
+from obbo_lightning.core.outer_step import OuterStep
+from obbo_lightning.core.share import Share
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.training import run as running
+from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, Seen
+from obbo_lightning.training.evaluation import evaluate
+from obbo_lightning.training.module import _go_on_in_the_same_epoch, _plain
+from obbo_lightning.training.outer_step import BregmanOuterStep
+from obbo_lightning.training.recorder import Recorder, _planned, _validates_now
+from obbo_lightning.training.rows import columns_of, more_columns, values_of
+from obbo_lightning.training.run import play_to_exit_code
+from obbo_lightning.training.signals import Stopped
+
+SAMPLED = OBBO(inner=GradientDescent(steps=3, lr=0.2, batch_size=2), hypergradient=FixedPoint(3, lr=0.2))
+
+
+def module(algorithm=SAMPLED, seed=6, lanes=1, **options):
+    return OnlineBilevelModule(Nonlinear(), algorithm, toy_point(lanes), seed, **options)
+
+
+def test_an_evaluation_draws_with_the_seed_of_the_run():
+    one, task = module(), toy_task(lanes=1, seed=9)
+    one.judged_from = Warm(toy_point(1, seed=7))
+    expected, other = (
+        evaluate(one.problem, SAMPLED, one.outer, task, one.judged_from, seed)["loss"] for seed in (6, 0)
+    )
+    assert torch.equal(one.evaluate(task)["loss"], expected)
+    assert not torch.equal(expected, other)
+
+
+@pytest.mark.parametrize("hook", ["on_validation_epoch_start", "on_test_epoch_start"])
+def test_several_processes_judge_from_the_first_task_of_all_of_them(hook):
+    one, first = module(), Warm(toy_point(1, seed=7))
+    one.outer_step.ranks = SimpleNamespace(gather_warms=lambda warms: [first, *warms])
+    getattr(one, hook)()
+    assert torch.equal(one.judged_from.inner, first.inner)
+    algorithm = OBBO(inner=ExactSolution(), hypergradient=ClosedForm())
+    exact = OnlineBilevelModule(QuadraticStream().problem, algorithm, torch.zeros(1, 4).double())
+    exact.outer_step.ranks = SimpleNamespace(gather_warms=None)  # nothing is carried, and nobody asked
+    getattr(exact, hook)()
+
+
+@pytest.mark.parametrize(("several", "together"), [("auto", False), ("loop", False), ("vmap", True)])
+def test_tasks_are_solved_together_where_that_is_asked_for(several, together):
+    one = module(tasks_per_round=2, several_tasks=several)
+    strategy = SimpleNamespace()
+    one._trainer = SimpleNamespace(
+        global_rank=0, world_size=1, strategy=strategy, fit_loop=SimpleNamespace(max_epochs=None), datamodule=None
+    )
+    one.on_fit_start()
+    assert one.outer_step.ranks.share.side_by_side is together
+    assert isinstance(one.outer_step.ranks.share, Share)
+    assert one.trainer.fit_loop.max_epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("epochs", "loaded", "rounds", "served", "said"),
+    [
+        (None, 0, 10, 2, None),
+        (1000, 9, 10, 2, None),
+        (-1, 0, None, 2, None),
+        (3, 0, 10, 2, "max_epochs is 3, and a stream is played once"),
+        (1, 10, 10, 2, "nothing is left to play: the checkpoint is of round 10 of 10"),
+        (1, 0, 10, 3, "tasks_per_round must be the same for the module and its data, got 2 and 3"),
+    ],
+)
+def test_a_stream_is_played_once_and_the_data_serve_what_the_module_plays(epochs, loaded, rounds, served, said):
+    one = module(tasks_per_round=2)
+    data = SimpleNamespace(tasks_per_round=served, rounds=rounds)
+    one._trainer, one._loaded_round = (
+        SimpleNamespace(fit_loop=SimpleNamespace(max_epochs=epochs), datamodule=data),
+        loaded,
+    )
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        if served != 2:
+            with pytest.raises(ValueError, match=said):
+                one._play_once()
+            return
+        one._play_once()
+    assert one.trainer.fit_loop.max_epochs == 1
+    assert [str(one.message)[: len(said)] for one in warned] == [said] if said else not warned
+
+
+def test_what_goes_with_a_checkpoint_of_lanes_is_numbers_and_words():
+    lanes = pl.DataFrame({"ticker": ["A"], "n": [3], "x": [0.5], "when": pl.Series(["2021-01-04"]).str.to_datetime()})
+    assert _plain(lanes) == {"ticker": ["A"], "n": [3], "x": [0.5], "when": ["2021-01-04 00:00:00"]}
+    assert _plain(None) is None
+    progress = {"current": {"ready": 1, "processed": 1, "completed": 1}, "total": {"processed": 1, "completed": 1}}
+    loop = {"epoch_progress": progress, "epoch_loop.batch_progress": {"is_last_batch": True, "current": 5}}
+    _go_on_in_the_same_epoch(loop)
+    assert progress["current"] == {"ready": 1, "processed": 0, "completed": 0}
+    assert progress["total"] == {"processed": 0, "completed": 0}
+    assert loop["epoch_loop.batch_progress"] == {"is_last_batch": False, "current": 5}
+
+
+def test_a_checkpoint_of_another_number_of_tasks_is_refused():
+    one = module(tasks_per_round=2)
+    with pytest.raises(ValueError, match="tasks_per_round must be 3 to continue this run, got 2"):
+        one.on_load_checkpoint({"warms": [{}] * 3})
+    with pytest.raises(RuntimeError, match="training_step needs the BregmanOuterStep callback"):
+        one.training_step([], 0)
+    with pytest.raises(ValueError, match="only a problem with a network has one to give, not Nonlinear"):
+        one.network()
+
+
+def test_means_over_tasks_are_logged_once_for_each_epoch():
+    one, logged = module(), {}
+    one._trainer = SimpleNamespace(world_size=1)
+    one.log = lambda name, value: logged.__setitem__(name, float(value))
+    for epoch in range(2):
+        for seed in range(3):
+            one.validation_step(toy_task(lanes=1, seed=10 * epoch + seed), seed)
+        losses = np.array([float(one.evaluate(toy_task(lanes=1, seed=10 * epoch + seed))["loss"]) for seed in range(3)])
+        one.on_validation_epoch_end()
+        assert logged["validation/loss"] == pytest.approx(losses.mean())
+        assert logged["validation/loss_se"] == pytest.approx(losses.std(ddof=1) / 3**0.5)
+    logged.clear()
+    one.test_step(toy_task(lanes=1), 0)
+    one.on_test_epoch_end()
+    assert set(logged) == {"test/loss"}  # one task has no error
+
+
+def numbered(n):
+    return {"n": torch.tensor([float(n)])}
+
+
+class Counting:
+    """Tasks 0, 1, 2, … up to a number; its state is alive."""
+
+    def __init__(self, length):
+        self.state, self.length = {"next": 0}, length
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.state["next"] >= self.length:
+            raise StopIteration
+        self.state["next"] += 1
+        return numbered(self.state["next"] - 1)
+
+
+class Resumable(Counting):
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = dict(state)
+
+
+@pytest.mark.parametrize(
+    ("length", "rounds", "each", "served"), [(7, None, 2, 3), (7, 2, 2, 2), (6, 5, 2, 3), (0, 5, 1, 0)]
+)
+def test_rounds_that_arrive_are_whole_and_know_where_they_are(length, rounds, each, served):
+    arriving = ArrivingRounds(Resumable(length), rounds, each, range(each))
+    found = [[int(task["n"]) for task in tasks] for tasks in arriving]
+    assert found == [[each * t + i for i in range(each)] for t in range(served)]
+    for t in range(max(1, served - 3), served + 1):
+        assert arriving.state_after(t) == {"next": each * t}
+    assert arriving.state_after(served + 1) is None
+    begun = ArrivingRounds(Resumable(length), rounds, each, range(each), played=2, state={"next": 2 * each})
+    assert begun.state_after(2) == {"next": 2 * each}
+    assert begun.state_after(1) is None
+
+
+def test_an_iterator_that_was_drawn_from_cannot_be_passed_over_again():
+    used = Counting(20)
+    next(iter(ArrivingRounds(used, 5, 1, range(1))))
+    with pytest.raises(ValueError, match="a stream without state_dict must be made anew to go on with it"):
+        next(iter(ArrivingRounds(used, 5, 1, range(1), played=2)))
+    assert int(next(iter(ArrivingRounds(Counting(20), 5, 1, range(1), played=2)))[0]["n"]) == 2
+    with pytest.raises(TypeError, match="a stream that arrives has no length"):
+        len(ArrivingRounds(used, None, 1, range(1)))
+    assert len(ArrivingRounds(used, 5, 1, range(1), played=2)) == 5
+
+
+def test_a_datamodule_serves_what_is_left_and_shows_it_with_its_number():
+    seen = []
+    data = StreamDataModule(Tasks(numbered, 21), tasks_per_round=2)
+    assert data.rounds == 10
+    data.show = lambda t, tasks: seen.append((t, [int(task["n"]) for task in tasks]))
+    data.trainer = SimpleNamespace(global_step=7, global_rank=0, world_size=1)
+    assert len(list(data.train_dataloader())) == 3
+    assert seen == [(7, [14, 15]), (8, [16, 17]), (9, [18, 19])]
+    assert len(data.train_dataloader().dataset) == 10  # Lightning counts on from the rounds that were played
+    data.trainer = SimpleNamespace(global_step=0, global_rank=1, world_size=2)
+    assert int(next(iter(data.train_dataloader()))[0]["n"]) == 1
+    judged = StreamDataModule(Tasks(numbered, 4), validation=Tasks(numbered, 7), judged=5)
+    judged.trainer = data.trainer
+    assert [int(task["n"]) for task in judged.val_dataloader()] == [1, 3]
+    arriving = StreamDataModule(Resumable(9), rounds=4, tasks_per_round=2)
+    arriving.trainer = SimpleNamespace(global_step=0, global_rank=0, world_size=1)
+    loader = iter(arriving.train_dataloader())
+    next(loader), next(loader)
+    arriving.trainer.global_step = 1
+    assert arriving.state_dict() == {"stream": {"next": 2}}
+    again = StreamDataModule(Resumable(9), rounds=4, tasks_per_round=2)
+    again.load_state_dict({"stream": {"next": 2}})
+    again.trainer = arriving.trainer
+    assert again.state_dict() == {"stream": {"next": 2}}
+    assert [[int(task["n"]) for task in tasks] for tasks in again.train_dataloader()] == [[2, 3], [4, 5], [6, 7]]
+    for make, said in (
+        (
+            lambda: StreamDataModule(Tasks(numbered, 21), rounds=11, tasks_per_round=2),
+            "at most the stream's 21",
+        ),
+        (
+            lambda: StreamDataModule(Counting(3), workers=1),
+            "workers must be 0 for a stream that arrives",
+        ),
+        (lambda: StreamDataModule(Counting(3), rounds=0), "rounds must be an integer of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make()
+    assert isinstance(judged.val_dataloader().dataset, InOrder)
+    assert not isinstance(judged.val_dataloader(), Seen)
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps", "planned"), [(10, -1, 10), (10, 6, 6), (5, 6, 5), (float("inf"), -1, float("inf")), (10, 0, 0)]
+)
+def test_the_last_round_is_the_earlier_of_two_limits(batches, steps, planned):
+    assert _planned(SimpleNamespace(num_training_batches=batches, max_steps=steps)) == planned
+
+
+@pytest.mark.parametrize(
+    ("every", "tasks", "enabled", "epochs", "rounds", "now"),
+    [
+        (3, [5], True, None, 6, True),
+        (3, [5], True, 1, 6, True),
+        (3, 5, True, 1, 6, True),
+        (3, [5], True, 1, 7, False),
+        (3, [0], True, 1, 6, False),
+        (3, [5], False, 1, 6, False),
+        (3, [5], True, 2, 6, False),
+        (None, [5], True, 1, 6, False),
+    ],
+)
+def test_a_validation_is_due_when_lightning_makes_one(every, tasks, enabled, epochs, rounds, now):
+    trainer = SimpleNamespace(
+        val_check_batch=every, num_val_batches=tasks, enable_validation=enabled, check_val_every_n_epoch=epochs
+    )
+    assert _validates_now(trainer, rounds) is now
+
+
+def test_rows_are_on_disk_before_a_checkpoint_that_follows_them(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("obbo_lightning.runs.table.RoundTable.sync", lambda table: synced.append(table.path.name))
+    recorder = Recorder(RunDirectory(tmp_path), [], "loss", 5, 5)
+    for zero in (False, True):
+        content = {}
+        recorder.on_save_checkpoint(SimpleNamespace(should_stop=zero, is_global_zero=zero), None, content)
+        assert content == {"ended": zero}
+        recorder.on_load_checkpoint(None, None, content)
+        assert recorder._ended is zero
+    assert synced == ["metrics.csv", "timings.csv"]
+    recorder.on_load_checkpoint(None, None, {})
+    assert recorder._ended is False
+
+
+def test_an_outer_step_goes_on_where_its_checkpoint_was():
+    parameter = torch.nn.Parameter(toy_point(2))
+    algorithm = OBBO(lr=0.1, window=3)
+    owner = SimpleNamespace(
+        get_parameter={"outer": parameter}.__getitem__,
+        optimizers=lambda: SimpleNamespace(optimizer=algorithm.outer_rule(parameter, None), step=None),
+    )
+    first, second = BregmanOuterStep(algorithm, regret_window=2), BregmanOuterStep(algorithm, regret_window=2)
+    assert first.state_dict() == {}
+    with pytest.raises(RuntimeError, match="must say what this rank computes"):
+        first.on_train_start(None, owner)
+    for one in (first, second):
+        one.ranks = SimpleNamespace(gather_rounds=lambda rounds: rounds, own_rounds=lambda rounds: rounds)
+    first.on_train_start(None, owner)
+    assert isinstance(first.step, OuterStep)
+    for seed in range(4):
+        first.step.memory.merge(toy_point(2, seed=seed).unsqueeze(0))
+    state = first.state_dict()
+    assert "optimizer" not in state
+    second.load_state_dict(state)
+    second.on_train_start(None, owner)
+    assert isinstance(second.step.memory, HypergradientWindow)
+    assert second.step.memory.fill == first.step.memory.fill == 3
+    found = [one.step.memory.merge(toy_point(2, seed=9).unsqueeze(0)) for one in (first, second)]
+    assert torch.equal(*found)
+    second.load_state_dict({})
+    second.on_train_start(None, owner)
+    assert second.step.memory.fill == 0
+
+
+def test_columns_of_blocks_and_of_automatic_steps_have_their_names():
+    several = SimpleNamespace(several={"a": 1, "b": 2})
+    rates = SimpleNamespace(param_groups=[{"auto": {"": 1.0, "b": 2.0}}])
+    assert more_columns(None, SimpleNamespace(param_groups=[{}])) == []
+    assert more_columns(several, rates) == [
+        *(f"regret/{name}/{block}" for name in ("euclidean", "generalized", "exact") for block in "ab"),
+        *("generalized_norm/a", "generalized_norm/b", "lr", "lr/b"),
+    ]  # fmt: skip
+    assert columns_of("mse", ["lr"])[-1] == "lr"
+    assert columns_of("mse")[:6] == ["round", "loss", "inner_loss", "mse", "test_mse", "test_mse_se"]
+    outer = torch.tensor([[1.0, 5.0], [2.0, 7.0], [9.0, 6.0]])
+    assert values_of(outer, {"x": 1, "y": 0}) == {"x": 6.0, "y": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "code", "said"),
+    [
+        (
+            running.DamagedTaskError("a.npz: is damaged"),
+            True,
+            2,
+            "obbo: a.npz: is damaged; when it is mended go on with",
+        ),
+        (Stopped(15, 3), False, 0, ""),  # rank 0 speaks for all
+        (FloatingPointError("inf"), False, 1, ""),
+        (RuntimeError("a defect"), True, 1, "RuntimeError: a defect"),
+    ],
+)
+def test_how_a_run_ended_is_said_once_and_in_its_code(error, first, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(running, "fit", lambda *arguments, **more: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(running, "is_first", lambda: first)
+    assert play_to_exit_code({}, SimpleNamespace(path="here"), None, None) == code
+    found = capsys.readouterr().err
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+def test_each_process_judges_some_of_the_tasks_and_all_know_the_scores(tmp_path):
+    tasks = [toy_task(lanes=2, seed=s) for s in range(5)]
+    one, seen = module(lanes=2), []
+    one._trainer = SimpleNamespace(precision_plugin=SimpleNamespace(convert_input=lambda task: task))
+    one.evaluate = lambda task: seen.append(task) or {"loss": torch.full((2,), 1.0 + len(seen))}
+    recorder = Recorder(RunDirectory(tmp_path), tasks, "loss", 5, 5)
+    for rank, mine in ((0, [0, 2, 4]), (1, [1, 3])):
+        seen.clear()
+        share = SimpleNamespace(sum=lambda values: values)
+        one.outer_step.ranks = SimpleNamespace(rank=rank, size=2, share=share)
+        scores = recorder._evaluate(one)
+        assert [next(i for i, task in enumerate(tasks) if task["x"] is one["x"]) for one in seen] == mine
+        assert [i for i in range(5) if scores[2 * i]] == mine  # zeros are the others'
+        assert len(scores) == 10
+
+
+def test_a_round_is_played_with_its_own_key_and_its_row_has_its_number(monkeypatch):
+    from obbo_lightning.training import module as modules
+
+    one, asked, logged = module(seed=11), [], {}
+    one._trainer = SimpleNamespace(global_step=7, world_size=1)
+    one.outer_step.step = SimpleNamespace(memory=SimpleNamespace(fill=3))
+    one.outer_step.ranks = SimpleNamespace(share="share", size=1)
+    warms = [Warm(toy_point(1))]
+    monkeypatch.setattr(modules, "play", lambda *given: asked.append(given) or SimpleNamespace(warms=warms))
+    monkeypatch.setattr(modules, "row_of", lambda played, fill: {"loss": 0.1, "window_fill": fill, "mse": None})
+    one.log_dict = lambda numbers, batch_size: logged.update(numbers)
+    one.training_step(["task"], 0)
+    ((problem, algorithm, step, tasks, before, key, share),) = asked
+    assert (problem, algorithm, step) == (one.problem, one.algorithm, one.outer_step.step)
+    assert (tasks, share) == (["task"], "share")
+    assert (key.seed, key.round) == (11, 7)
+    assert before is not warms
+    assert one.warms is warms
+    assert one.judged_from is warms[0]
+    assert one.row == {"round": 7, "loss": 0.1, "window_fill": 3, "mse": None}
+    assert {name: float(value) for name, value in logged.items()} == {
+        "round": 7, "loss": 0.1, "window_fill": 3, "step": 7,
+    }  # fmt: skip
+
+
+def test_a_part_that_is_given_comes_before_the_one_that_was_saved(tmp_path):
+    problem = FewShot(partial(MLP, ways=2, shape=[2], widths=[3]), proximity=0.25)
+    made = OnlineBilevelModule(problem, OBBO(lr=0.1, window=3), seed=4, tasks_per_round=2, on_nonfinite="skip")
+    progress = {"current": {"completed": 1}, "total": {"completed": 1}}
+    loop = {"epoch_progress": progress, "epoch_loop.batch_progress": {"is_last_batch": True}}
+    content = {"state_dict": {"outer": made.outer.detach() + 1}, "global_step": 3, "loops": {"fit_loop": loop}}
+    made.on_save_checkpoint(content)
+    torch.save(content, tmp_path / "x.ckpt")
+    saved = OnlineBilevelModule.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert torch.equal(saved.outer.detach(), made.outer.detach() + 1)
+    assert (saved.problem.proximity, saved.algorithm.memory().window, saved.seed) == (0.25, 3, 4)
+    assert (saved.tasks_per_round, saved.outer_step.on_nonfinite, saved._loaded_round) == (2, "skip", 3)
+    other = OnlineBilevelModule.load_from_checkpoint(tmp_path / "x.ckpt", algorithm=OBBO(lr=0.1, window=8))
+    assert (other.problem.proximity, other.algorithm.memory().window) == (0.25, 8)

@@ -1,0 +1,543 @@
+"""What few runs meet: stopped while they wait, limits of the trainer, rows behind a checkpoint, other test tasks."""
+
+import contextlib
+import csv
+import os
+import signal
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+import yaml
+from lightning.pytorch.strategies import DDPStrategy
+from rich.console import Console
+from toy import Nonlinear, toy_point, toy_task
+
+from obbo_lightning import (
+    OBBO,
+    ExactCheckpoints,
+    FixedPoint,
+    GradientDescent,
+    OnlineBilevelModule,
+    Stream,
+    StreamDataModule,
+    Tasks,
+    Warm,
+)
+from obbo_lightning.runs.checkpoints import CheckpointError, list_checkpoints
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.settings.layers import read_layers
+from obbo_lightning.settings.schema import complete
+from obbo_lightning.streams.fingerprints import fingerprint_of
+from obbo_lightning.training import recorder as recording, run as running
+from obbo_lightning.training.checkpoints import save_checkpoint
+from obbo_lightning.training.evaluation import evaluate
+from obbo_lightning.training.played import Played, require_same_past
+from obbo_lightning.training.progress import RoundProgress
+from obbo_lightning.training.ranks import _on_cpu, local_processes, lost_a_rank, require_ranks
+from obbo_lightning.training.recorder import Recorder
+from obbo_lightning.training.resume import Start, _require_more, _require_unfinished
+from obbo_lightning.training.run import build
+from obbo_lightning.training.signals import Stopped, StopSignals
+from obbo_lightning.training.trainer import make_trainer, require_trainer
+
+ALGORITHM = OBBO(lr=0.05, window=2, inner=GradientDescent(steps=3, lr=0.2), hypergradient=FixedPoint(3, lr=0.2))
+QUADRATIC = ["--config", "quadratic", "--trainer.accelerator", "cpu"]
+
+
+def settings_of(*flags):
+    return complete(read_layers([*QUADRATIC, *map(str, flags)])[0])
+
+
+def made(seed=0, **options):
+    return OnlineBilevelModule(Nonlinear(), ALGORITHM, toy_point(1), seed, **options)
+
+
+def recorded(folder, test, rounds, checkpoint=None, every=100, saved=2, callbacks=(), blocks=None, judged=(), **more):
+    """A run of the toy problem with a recorder: the module and the recorder."""
+    module, run = made(), RunDirectory(folder)
+    folder.mkdir(exist_ok=True)
+    recorder = Recorder(run, test, "loss", every, saved, module.more_columns, blocks)
+    usual = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    usual |= {"plugins": [ExactCheckpoints()], "limit_val_batches": 0, "max_epochs": 1, "num_sanity_val_steps": 0}
+    one = L.Trainer(**{**usual, **more}, callbacks=[*callbacks, recorder], default_root_dir=folder)
+    tasks = Tasks(lambda t: toy_task(lanes=1, seed=t), 50)
+    one.fit(module, StreamDataModule(tasks, rounds, judged), ckpt_path=checkpoint)
+    return module, recorder
+
+
+def losses(outer, tasks, warm):
+    return [float(evaluate(Nonlinear(), ALGORITHM, outer, task, warm)["loss"]) for task in tasks]
+
+
+@pytest.mark.filterwarnings("ignore:the test tasks are others than before round 4")
+def test_on_other_test_tasks_the_first_outer_variable_is_judged_again_from_the_beginning(tmp_path):
+    before, now = ([toy_task(lanes=1, seed=s) for s in seeds] for seeds in ((100, 101), (200, 201, 202)))
+    _, first = recorded(tmp_path, before, 4)
+    assert first.untrained == losses(toy_point(1), before, Warm())
+    module, second = recorded(tmp_path, now, 6, list_checkpoints(tmp_path / "checkpoints")[-1])
+    assert second.untrained == losses(toy_point(1), now, Warm())
+    assert second.tested == losses(module.outer.detach(), now, module.warms[0])
+    assert second.tested != losses(module.outer.detach(), now, Warm())
+    _, third = recorded(tmp_path, now, 8, list_checkpoints(tmp_path / "checkpoints")[-1])
+    assert third.untrained == second.untrained
+
+
+class End(L.Callback):
+    """Ends a run after a round, as EarlyStopping does."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_train_batch_end(self, trainer, *arguments):
+        trainer.should_stop = trainer.global_step >= self.after
+
+
+def read(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.mark.parametrize(("ended", "rounds", "judged"), [(None, 7, [3, 6, 7]), (5, 7, [3, 5]), (6, 7, [3, 6])])
+def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(ended, rounds, judged, tmp_path):
+    test = [toy_task(lanes=1, seed=100)]
+    callbacks = [] if ended is None else [End(ended)]
+    module, recorder = recorded(tmp_path, test, rounds, every=3, saved=2, callbacks=callbacks)
+    played = ended or rounds
+    rows, clocks = read(tmp_path / "metrics.csv"), read(tmp_path / "timings.csv")
+    assert [int(row["round"]) for row in rows] == [int(row["round"]) for row in clocks] == list(range(1, played + 1))
+    assert [int(row["round"]) for row in rows if row["test_loss"]] == judged
+    assert [int(row["round"]) for row in clocks if row["evaluation_seconds"]] == judged
+    assert float(rows[-1]["test_loss"]) == recorder.tested[0] == losses(module.outer.detach(), test, module.warms[0])[0]
+    due = [float(row["test_loss"]) for row in rows if row["test_loss"] and int(row["round"]) % 3 == 0][-1]
+    assert recorder.due == [due]
+    saved = sorted({*range(2, played + 1, 2), played})[-2:]
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [f"round-{t:08d}.ckpt" for t in saved]
+    content = torch.load(list_checkpoints(tmp_path / "checkpoints")[-1], weights_only=True)
+    assert content["ended"] == (ended is not None)
+    _, unjudged = recorded(tmp_path / "unjudged", [], rounds, every=3, saved=2, callbacks=callbacks)
+    names = [path.name for path in list_checkpoints(tmp_path / "unjudged" / "checkpoints")]
+    assert names == [f"round-{t:08d}.ckpt" for t in saved]
+    assert unjudged.tested == []
+    spent = content["callbacks"]["Recorder"]["oracle_calls"]
+    assert spent == recorder.oracle_calls == sum(int(row["gradients"]) + int(row["products"]) for row in rows)
+
+
+def test_a_signal_in_a_round_ends_the_run_after_it_with_a_checkpoint_and_in_the_last_one_does_nothing(tmp_path):
+    def interrupt(at):
+        callback = L.Callback()
+        callback.on_train_batch_start = lambda trainer, *rest: (
+            signal.raise_signal(signal.SIGINT) if trainer.global_step == at else None
+        )
+        return callback
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Stopped, match="stopped by SIGINT after round 3"):
+        recorded(tmp_path / "a", [], 7, saved=100, callbacks=[interrupt(2)])
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [path.name for path in list_checkpoints(tmp_path / "a" / "checkpoints")] == ["round-00000003.ckpt"]
+    assert len(read(tmp_path / "a" / "metrics.csv")) == 3
+    _, recorder = recorded(tmp_path / "b", [], 3, callbacks=[interrupt(2)])
+    assert recorder.row["round"] == 3  # it was the last one: the run is finished
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_signal_while_it_waits_saves_what_was_played(rounds, tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(recording, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step))
+    recorder = Recorder(RunDirectory(tmp_path), [], "loss", 5, 5)
+    recorder.on_wait("tasks")  # nobody asked for anything
+    recorder._trainer = SimpleNamespace(global_step=rounds, should_stop=False)
+    recorder.on_wait("tasks")
+    assert saved == []
+    recorder.signals.came = signal.SIGTERM
+    with pytest.raises(Stopped, match=f"stopped by SIGTERM after round {rounds}") as stop:
+        recorder.on_wait("tasks")
+    assert stop.value.signum == signal.SIGTERM
+    assert saved == ([rounds] if rounds else [])
+
+
+def test_a_second_signal_does_not_wait_and_signals_are_given_back():
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    signals = StopSignals()
+    signals.listen()
+    try:
+        signals.rounds = 4
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.came == signal.SIGTERM
+        with pytest.raises(Stopped, match="stopped by SIGINT after round 4"):
+            signal.raise_signal(signal.SIGINT)
+        assert signals.came == signal.SIGTERM
+    finally:
+        signals.give_back()
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+# finished, ended, played, rounds, max_steps: whether the run can be played on as it is
+FINISHED = [
+    ((True, False, 10, 10, None), False),
+    ((True, False, 6, 10, 6), False),
+    ((True, False, 10, 10, 20), False),
+    ((True, False, 10, 10, -1), False),
+    ((True, False, 7, 10, None), True),  # its tasks were over before its rounds
+    ((True, False, 5, 10, 6), True),
+    ((True, True, 7, 10, None), False),
+    ((False, False, 10, 10, None), True),
+    ((False, True, 7, 10, None), True),
+]
+
+
+@pytest.mark.parametrize(("case", "goes_on"), FINISHED)
+def test_a_finished_run_goes_on_only_where_rounds_are_left(case, goes_on):
+    finished, ended, played, rounds, limit = case
+    run = SimpleNamespace(finished=finished, path="here", summary=SimpleNamespace(name="summary.json"))
+    settings = {"rounds": rounds, "trainer": {"max_steps": limit}}
+    allowed = contextlib.nullcontext() if goes_on else pytest.raises(ValueError, match="here is finished")
+    with allowed:
+        _require_unfinished(run, settings, Start(None, played, ended))
+
+
+# ended, played, rounds, max_steps, val_check_interval, asked: what is said
+MORE = [
+    ((False, 10, 10, None, None, 20), None),
+    ((False, 10, 10, -1, 5, 20), None),
+    ((False, 10, 10, 20, 1.0, 20), None),
+    ((False, 10, 10, None, None, 10), None),  # killed between its last checkpoint and its summary
+    ((False, 6, 10, None, 0.5, 10), None),
+    ((True, 7, 10, None, None, 20), "a callback or a limit of its trainer ended it after round 7"),
+    ((False, 10, 10, 19, None, 20), "rounds must be at most trainer.max_steps of the run, 19, got 20"),
+    ((False, 10, 10, None, 0.5, 20), "rounds must stay 10, of which trainer.val_check_interval is a share"),
+    ((False, 10, 10, None, None, 9), "rounds must be at least the 10 that were played, got 9"),
+    ((False, 8, 10, None, None, 8), "rounds must be more than the 8 that were played, or 10, got 8"),
+]
+
+
+@pytest.mark.parametrize(("case", "said"), MORE)
+def test_more_rounds_are_played_where_that_is_what_would_have_been(case, said):
+    ended, played, rounds, limit, interval, asked = case
+    settings = {"rounds": rounds, "trainer": {"max_steps": limit, "val_check_interval": interval}}
+    allowed = contextlib.nullcontext() if said is None else pytest.raises(ValueError, match=said)
+    with allowed:
+        _require_more(SimpleNamespace(path="here"), settings, Start(None, played, ended), asked)
+
+
+class Numbered(Stream):
+    """Tasks that hold their numbers, but for some."""
+
+    def __init__(self, length=12, changed=(), origin="1", iterable=False):
+        tasks = [{"n": torch.tensor([float(-t if t in changed else t)])} for t in range(length)]
+        self.train = iter(tasks) if iterable else Tasks(lambda t: tasks[t], length)
+        self.origin = origin
+
+    def origins(self):
+        return {"numbers": self.origin}
+
+
+def played_run(folder, rounds, each=1, known=True):
+    run = RunDirectory(folder)
+    folder.mkdir(exist_ok=True)
+    callback, stream = Played(run, Numbered(), each), Numbered()
+    trainer = SimpleNamespace(is_global_zero=True, global_step=0)
+    callback.on_train_start(trainer, None)
+    for t in range(rounds):
+        if known:
+            callback.see(t, stream.train[t * each : (t + 1) * each])
+        trainer.global_step = t + 1
+        callback.on_train_batch_end(trainer, None, None, None, t)
+    callback.teardown(trainer, None, "fit")
+    return run
+
+
+@pytest.mark.parametrize("iterable", [False, True])
+@pytest.mark.parametrize(
+    ("each", "played", "changed", "said"),
+    [
+        (1, 4, [4], None),  # a round behind the checkpoint is played again
+        (1, 4, [3], "and differ from task 4, in round 4 on: 'numbers' has changed"),
+        (1, 4, [1], "and differ from task 2, in round 2 on: 'numbers' has changed"),
+        (2, 2, [4], None),
+        (2, 2, [3], "and differ from task 4, in round 2 on"),
+        (2, 2, [2], "and differ from task 3, in round 2 on"),
+        (1, 0, [1], None),
+    ],
+)
+def test_the_rounds_before_the_checkpoint_must_be_the_same(each, played, changed, said, iterable, tmp_path):
+    run = played_run(tmp_path, 5, each)
+    rows = read(run.tasks)
+    assert [row["round"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert rows[1]["tasks"] == " ".join(fingerprint_of(Numbered().train[each + i]) for i in range(each))
+    now = Numbered(changed=changed, origin="2", iterable=iterable)
+    allowed = contextlib.nullcontext() if said is None else pytest.raises(ValueError, match=said)
+    with allowed:
+        require_same_past(run, now, played, each, changed=False)
+    same = Numbered(changed=changed, iterable=iterable)  # nothing says that they are others: they are not drawn again
+    require_same_past(run, same, played, each, changed=False)
+    with contextlib.nullcontext() if said is None else pytest.raises(ValueError, match=said.partition(":")[0]):
+        require_same_past(run, same, played, each, changed=True)
+
+
+def test_a_stream_that_ends_too_early_and_rounds_that_nobody_wrote_down(tmp_path):
+    run = played_run(tmp_path, 5)
+    require_same_past(run, Numbered(length=4), 4, 1, changed=True)
+    with pytest.raises(ValueError, match=r"data must have the 5 rounds that .* played, and end before task 5"):
+        require_same_past(run, Numbered(length=4), 5, 1, changed=True)
+    unknown = played_run(tmp_path / "unknown", 5, known=False)
+    require_same_past(unknown, Numbered(changed=[2]), 5, 1, changed=True)
+    unknown.tasks.unlink()
+    callback = Played(unknown, Numbered(), 1)  # a run of a version that did not keep them
+    callback.on_train_start(SimpleNamespace(is_global_zero=True, global_step=3), None)
+    callback.see(3, [Numbered().train[3]])
+    callback.on_train_batch_end(SimpleNamespace(global_step=4), None, None, None, 3)
+    callback.teardown(None, None, "fit")
+    assert [(row["round"], bool(row["tasks"])) for row in read(unknown.tasks)] == [
+        ("1", False), ("2", False), ("3", False), ("4", True),
+    ]  # fmt: skip
+
+
+class Divisible(Nonlinear):
+    def of_lanes(self, task, lanes):
+        return self, task
+
+
+@pytest.mark.parametrize(
+    ("ranks", "lanes", "tasks", "problem", "said"),
+    [
+        (1, 1, 3, Nonlinear, None),
+        (2, 2, 1, Divisible, None),  # a lane for each
+        (2, 5, 1, Divisible, None),
+        (3, 2, 1, Divisible, "tasks_per_round must be a multiple of the 3 processes, got 1"),
+        (2, 1, 1, Divisible, "tasks_per_round must be a multiple of the 2 processes, got 1"),
+        (2, 2, 1, Nonlinear, "tasks_per_round must be a multiple of the 2 processes, got 1"),
+        (2, 1, 2, Nonlinear, None),
+        (2, 1, 4, Nonlinear, None),
+        (2, 8, 3, Divisible, "tasks_per_round must be a multiple of the 2 processes, got 3"),
+    ],
+)
+def test_processes_share_tasks_or_lanes(ranks, lanes, tasks, problem, said):
+    trainer = SimpleNamespace(strategy=DDPStrategy(), world_size=ranks)
+    allowed = contextlib.nullcontext() if said is None else pytest.raises(ValueError, match=said)
+    with allowed:
+        require_ranks(trainer, problem(), lanes, tasks)
+
+
+def test_other_strategies_are_refused_also_for_one_process():
+    launcher = type("_MultiProcessingLauncher", (), {})()
+    for strategy, ranks, said in (
+        (SimpleNamespace(), 1, "trainer.strategy must be auto or ddp, got SimpleNamespace"),
+        (DDPStrategy(), 2, "trainer.strategy must be ddp, got one that spawns or forks"),
+    ):
+        if isinstance(strategy, DDPStrategy):
+            strategy._launcher = launcher
+        with pytest.raises(ValueError, match=said):
+            require_ranks(SimpleNamespace(strategy=strategy, world_size=ranks), Divisible(), 4, 2)
+
+
+def test_processes_of_this_machine_are_those_of_the_trainer_or_of_torchrun(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert [local_processes(d) for d in (2, "3", [0, 1, 5], "auto", -1, 0, [])] == [2, 3, 3, 1, 1, 1, 1]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert local_processes(1) == local_processes("auto") == 4
+    kept = _on_cpu({"a": [torch.ones(1), (1, "x")], "b": None})
+    assert kept == {"a": [torch.ones(1), (1, "x")], "b": None}
+    assert isinstance(kept["a"][1], tuple)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fit", "judging"),
+    [
+        ((), 0, 1.0),
+        (("--trainer.limit_val_batches", 2), 2, 1.0),
+        (("--trainer.val_check_interval", 3), 1.0, 1.0),
+        (("--trainer.val_check_interval", 3, "--trainer.limit_val_batches", 0.5), 0.5, 1.0),
+    ],
+)
+def test_a_run_validates_where_it_is_asked_to_and_judging_it_is_on_all_tasks(flags, fit, judging):
+    settings = settings_of(*flags)
+    trainer = make_trainer(settings)
+    assert trainer.limit_val_batches == fit
+    assert make_trainer(settings, judging=True).limit_val_batches == judging
+    if "--trainer.val_check_interval" in flags:
+        assert trainer.val_check_interval == 3
+        assert make_trainer(settings, judging=True).val_check_interval == 1.0
+    assert (trainer.max_epochs, trainer.num_sanity_val_steps, trainer.log_every_n_steps) == (1, 0, 1)
+    assert trainer.checkpoint_callback is None
+
+
+@pytest.mark.filterwarnings("ignore:.*(precision|autocast|CUDA|GradScaler)")
+@pytest.mark.parametrize(("precision", "allowed"), [(32, True), (64, True), ("bf16-mixed", False), ("16-mixed", False)])
+def test_a_run_has_all_digits(precision, allowed):
+    settings, module = settings_of("--trainer.precision", precision), made()
+    said = r"trainer\.precision must be 32 or 64"
+    with contextlib.nullcontext() if allowed else pytest.raises(ValueError, match=said):
+        assert require_trainer(settings, module) == 1
+
+
+def test_validation_and_test_are_on_as_many_tasks_as_the_settings_say():
+    settings = settings_of("--evaluation.tasks", 3, "--rounds", 7, "--tasks_per_round", 2)
+    module, data, stream = build(settings)
+    assert module.tasks_per_round == data.tasks_per_round == 2
+    assert data.rounds == 7
+    for loader, tasks in ((data.val_dataloader(), stream.validation), (data.test_dataloader(), stream.test)):
+        served = list(loader)
+        assert len(served) == 3
+        assert all(torch.equal(task["b"], tasks[i]["b"]) for i, task in enumerate(served))
+    assert len(build(settings_of("--evaluation.tasks", 600)).data.test) == 600
+    with pytest.raises(ValueError, match=r"evaluation\.tasks must be at most the 600 test tasks, got 601"):
+        build(settings_of("--evaluation.tasks", 601))
+
+
+def test_two_checkpoints_are_kept_each_with_its_checksum(tmp_path):
+    saving = ExactCheckpoints()
+    trainer = SimpleNamespace(is_global_zero=True, strategy=saving)
+    trainer.save_checkpoint = lambda path: saving.save_checkpoint({"round": trainer.global_step}, path)
+    for trainer.global_step in (3, 20, 100):
+        save_checkpoint(trainer, tmp_path)
+    names = [f"round-{t:08d}.{kind}" for t in (20, 100) for kind in ("ckpt", "sha256")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+@pytest.mark.parametrize("value", [np.float64(1.0), np.ones(2), object(), {"a": [np.int64(3)]}, ({1: print},)])
+def test_what_could_not_be_loaded_again_is_not_saved(value, tmp_path):
+    with pytest.raises(CheckpointError, match=r"checkpoint\.mine.* must hold tensors and plain values"):
+        ExactCheckpoints().save_checkpoint({"mine": value}, tmp_path / "round-1.ckpt")
+    assert os.listdir(tmp_path) == []
+    plain = {"mine": [1, 2.0, "x", None, True, {"y": (torch.ones(1), torch.float32, torch.Size([1]))}]}
+    ExactCheckpoints().save_checkpoint(plain, tmp_path / "round-1.ckpt")
+    assert ExactCheckpoints().load_checkpoint(tmp_path / "round-1.ckpt") == plain
+
+
+def test_the_bar_has_the_round_the_mean_of_recent_rounds_the_last_test_and_the_regret(tmp_path):
+    recorder = Recorder(RunDirectory(tmp_path), [toy_task(lanes=1)] * 2, "loss", 5, 5)
+    with (tmp_path / "screen").open("w") as screen:
+        bar, module = RoundProgress(recorder, Console(file=screen)), made()
+        trainer = SimpleNamespace(is_global_zero=True, num_training_batches=200, global_step=3)
+        bar.on_train_start(trainer, module)
+        (shown,) = bar._progress.tasks
+        assert (shown.completed, shown.total) == (3, 200)
+        for t in range(4, 104):
+            module.row = {"round": t, "loss": float(t), "regret/euclidean": 10.0 * t}
+            bar.on_train_batch_end(trainer, module, None, None, t)
+        assert shown.completed == 103
+        assert shown.fields["shown"].startswith("loss 78.5  regret 1.03e+03  ")  # the mean of 54 … 103
+        recorder.tested = [0.25, 0.75]
+        bar.on_train_batch_end(trainer, module, None, None, t)
+        assert "  test 0.5  regret" in shown.fields["shown"]
+        bar.on_wait("tasks in folder")
+        assert shown.fields["shown"] == "waiting for tasks in folder"
+        bar.teardown(trainer, module, "fit")
+        bar.on_wait("nothing")
+        endless = RoundProgress(recorder, Console(file=screen))
+        endless.on_train_start(
+            SimpleNamespace(is_global_zero=True, num_training_batches=float("inf"), global_step=0), None
+        )
+        assert endless._progress.tasks[0].total is None
+        endless.on_exception(trainer, module, RuntimeError())
+        other = RoundProgress(recorder, Console(file=screen))
+        other.on_train_start(SimpleNamespace(is_global_zero=False), None)
+        assert other._progress is None
+
+
+def test_a_module_says_what_it_cannot_play():
+    problem = Nonlinear()
+    for arguments, said in (
+        ((problem, ALGORITHM), "outer must be given for Nonlinear, which has no λ_1 of its own"),
+        ((problem, ALGORITHM, torch.ones(3)), r"outer must be a floating-point tensor \[lanes, d\], got torch.float32"),
+        ((problem, ALGORITHM, torch.ones(1, 3).long()), r"got torch.int64 \[1, 3\]"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            OnlineBilevelModule(*arguments)
+    module = made(seed=4, regret_window=3, on_nonfinite="skip", tasks_per_round=2, several_tasks="loop")
+    recipe = module._recipe()
+    assert [recipe[name] for name in ("seed", "regret_window", "on_nonfinite", "tasks_per_round", "several_tasks")] == [
+        4, 3, "skip", 2, "loop",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "played"),
+    [((), [4]), (("--evaluation.baselines", "false"), []), (("--tasks_per_round", 2), [])],
+)
+def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, monkeypatch):
+    asked = []
+
+    def baselines(stream, problem, algorithm, rounds):
+        asked.append(rounds)
+        return {"half": [0.5] * rounds, "rising": [float(t) for t in range(rounds)]}
+
+    monkeypatch.setattr(Stream, "baselines", baselines)
+    monkeypatch.setattr(running, "draw_figures", lambda *arguments: [])
+    settings = settings_of("--rounds", 9, "--trainer.max_steps", 4, "--evaluation.tasks", 2, *flags)
+    run = RunDirectory.create(str(tmp_path), "x", "obbo")
+    summary = running.fit(settings, run, quiet=True)
+    assert asked == played
+    assert summary["rounds"] == 4
+    assert summary.get("baselines") == ({"half": 0.5, "rising": 1.5} if played else None)
+    if played:
+        assert [row["rising"] for row in read(run.baselines)] == ["0.0", "1.0", "2.0", "3.0"]
+    assert yaml.safe_load(run.config.read_text()) == settings
+    assert len(read(run.tasks)[0]["tasks"].split()) == settings["tasks_per_round"]
+
+
+@pytest.mark.parametrize(("count", "rounds"), [(100, [1, 2, 3, 4, 5, 6, 7]), (101, [3, 6])])
+def test_a_long_outer_variable_is_written_with_every_evaluation(count, rounds, tmp_path):
+    blocks = SimpleNamespace(coordinates=lambda: {f"x[{i}]": i % 3 for i in range(count)})
+    module, recorder = recorded(tmp_path, [], 7, every=3, blocks=blocks)
+    written = read(tmp_path / "outer.csv")
+    assert [int(row["round"]) for row in written] == rounds
+    assert len(written[0]) == count + 1
+    if count == 100:
+        assert [float(written[-1][f"x[{i}]"]) for i in range(3)] == module.outer.detach()[0].tolist()
+    _, again = recorded(tmp_path, [], 9, list_checkpoints(tmp_path / "checkpoints")[-1], every=3, blocks=blocks)
+    assert [int(row["round"]) for row in read(tmp_path / "outer.csv")] == [*rounds, *([8, 9] if count == 100 else [9])]
+    assert recorder.outer.every == again.outer.every == (1 if count == 100 else 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "there", "lost"),
+    [
+        (RuntimeError("[gloo] x"), True, True),
+        (RuntimeError("Connection reset by peer"), True, True),
+        (RuntimeError("a defect"), True, False),
+        (RuntimeError("[gloo] x"), False, False),
+    ],
+)
+def test_a_process_that_is_gone_is_told_from_a_defect(error, there, lost, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: there)
+    assert lost_a_rank(error) is lost
+
+
+def test_a_stream_that_is_waited_for_has_one_process(monkeypatch):
+    made_of = SimpleNamespace(train=SimpleNamespace(on_wait=None), test=(), start=lambda problem, seed: toy_point(1))
+    monkeypatch.setattr(running, "build_stream", lambda settings: made_of)
+    monkeypatch.setattr(running, "build_problem", lambda settings, stream: Nonlinear())
+    monkeypatch.setattr(running, "require_trainer", lambda settings, module: 2)
+    with pytest.raises(ValueError, match=r"trainer\.devices must be 1 for a stream that is waited for, got more"):
+        build(settings_of())
+
+
+def test_judging_again_needs_a_module_that_is_trained(tmp_path):
+    recorder = Recorder(RunDirectory(tmp_path), [], "loss", 5, 5)
+    with pytest.raises(RuntimeError, match="a batch ended without a round"):
+        recorder.on_train_batch_end(SimpleNamespace(global_step=1), made(), None, None, 0)
+    with pytest.raises(TypeError, match="the recorder belongs to an OnlineBilevelModule, got LightningModule"):
+        recorder.on_train_batch_end(None, L.LightningModule(), None, None, 0)
+    said = []
+    recorder.state.say = said.append
+    for error in (Stopped(15, 3), ValueError("why")):
+        recorder.on_exception(None, None, error)
+    assert said == ["stopped by SIGTERM after round 3", "stopped by ValueError: why"]
+
+
+@pytest.mark.parametrize(("saved", "order"), [(2, "V S2 V S4 S5"), (3, "V S3 V S5"), (4, "V V S4 S5")])
+def test_a_checkpoint_waits_for_the_validation_of_its_round(saved, order, tmp_path, monkeypatch):
+    """A callback that watches the validation must be saved after it."""
+    said = []
+    monkeypatch.setattr(recording, "save_checkpoint", lambda trainer, folder: said.append(f"S{trainer.global_step}"))
+    watching = L.Callback()
+    watching.on_validation_end = lambda *arguments: said.append("V")
+    recorded(
+        tmp_path, [], 5, saved=saved, callbacks=[watching], judged=[toy_task(lanes=1, seed=50)],
+        limit_val_batches=1.0, val_check_interval=2,
+    )  # fmt: skip
+    assert " ".join(said) == order

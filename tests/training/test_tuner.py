@@ -1,0 +1,337 @@
+"""OnlineTuner: hypergradients against differences, training untouched, checkpoints, loops of all kinds."""
+
+import random
+from itertools import chain
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from obbo_lightning import (
+    OAGD,
+    OBBO,
+    SOBOW,
+    Adam,
+    ConjugateGradient,
+    FixedPoint,
+    Hyperparameters,
+    OnlineTuner,
+    OnSimplex,
+    Positive,
+)
+from obbo_lightning.checks.differences import central_difference
+from obbo_lightning.training.validation_batches import ValidationBatches
+
+F64 = torch.float64
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+]
+
+
+class Sources(L.LightningModule):
+    """A small network with all that could leave traces: dropout, batch norm, a frozen part."""
+
+    def __init__(self, manual=False, plain=False):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 8), nn.Linear(8, 1)
+        )
+        self.net[4].requires_grad_(False)
+        self.hyper = Hyperparameters(trust=OnSimplex(2), decay=Positive(1e-3, upper=1.0))
+        self.automatic_optimization = not manual
+        self.plain = plain
+        self.seen = []
+
+    def training_loss(self, batch, hyper):
+        x, y, source = batch
+        errors = (self.net(x).squeeze(-1) - y).square()
+        shrink = sum(p.square().sum() for p in self.net.parameters())
+        return (hyper["trust"][source] * errors).mean() + hyper["decay"] * shrink
+
+    def validation_loss(self, batch, hyper):
+        return (self.net(batch[0]).squeeze(-1) - batch[1]).square().mean()
+
+    def training_step(self, batch, index):
+        self.seen.append(float(self.hyper["trust"][0]))
+        if self.automatic_optimization:
+            return self.training_loss(batch, self.hyper)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.training_loss(batch, self.hyper))
+        optimizer.step()
+        return None
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 5)]
+
+
+def batches(count=12, seed=0):
+    """Of source 0 labels are right, of source 1 they have the wrong sign."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(count * 8, 4, generator=g)
+    source = torch.arange(count * 8) % 2
+    y = x.sum(-1) * (1 - 2 * source)
+    return x, y, source
+
+
+def loader(count=12, shuffle=False):
+    return DataLoader(TensorDataset(*batches(count)), batch_size=8, shuffle=shuffle)
+
+
+def trusted(shuffle=True):
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
+    return DataLoader(TensorDataset(x, x.sum(-1)), batch_size=10, shuffle=shuffle)
+
+
+def fit(module, tuner=None, count=12, path=None, **more):
+    settings = {"max_epochs": 1, "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    settings |= {"enable_checkpointing": False, "accelerator": "cpu", **more}
+    trainer = L.Trainer(**settings, callbacks=[] if tuner is None else [tuner])
+    trainer.fit(module, loader(count, shuffle=True), ckpt_path=path)
+    return trainer
+
+
+def still(every=2):
+    """A tuner that does everything, and moves nothing."""
+    return OnlineTuner(trusted(), every=every, algorithm=OBBO(lr=1e-30, window=1, hypergradient=FixedPoint(steps=3)))
+
+
+@pytest.mark.parametrize("manual", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_training_is_untouched_bit_for_bit_where_nothing_moves(manual, accumulate):
+    if manual and accumulate > 1:
+        pytest.skip("Lightning accumulates with automatic optimization only")
+    plain, tuned = Sources(manual), Sources(manual)
+    torch.manual_seed(3)
+    random.seed(3)
+    fit(plain, accumulate_grad_batches=accumulate)
+    after = torch.get_rng_state(), random.random()
+    torch.manual_seed(3)
+    random.seed(3)
+    tuner = still()
+    fit(tuned, tuner, accumulate_grad_batches=accumulate)
+    assert tuner.steps == 6
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, tuned.state_dict()[name]), name
+    assert torch.equal(torch.get_rng_state(), after[0])
+    assert random.random() == after[1]
+    assert all(m.training for m in tuned.net.modules())
+
+
+def test_the_wrong_source_loses_its_weight_and_training_sees_it():
+    module, tuner = Sources(), OnlineTuner(trusted(), every=1)
+    torch.manual_seed(3)
+    fit(module, tuner, count=100)
+    assert module.seen[0] == 0.5
+    assert sum(module.seen[-50:]) / 50 > 0.9
+    assert tuner.values()["trust[0]"] == pytest.approx(float(module.hyper["trust"][0]))
+    assert sorted(tuner.values()) == ["decay", "trust[0]", "trust[1]"]
+
+
+def test_every_counts_batches():
+    for every, steps in ((1, 12), (5, 2), (12, 1), (13, 0)):
+        tuner = still(every)
+        fit(Sources(), tuner)
+        assert (tuner.steps, tuner.batches) == (steps, 12)
+
+
+class Ridge(nn.Module):
+    """A linear model without noise, in float64: everything is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1, dtype=F64)
+        self.hyper = Hyperparameters(decay=Positive(0.3), trust=OnSimplex(2, start=[0.3, 0.7])).double()
+
+    def training_loss(self, batch, hyper):
+        x, y, source = batch
+        errors = (self.linear(x).squeeze(-1) - y).square()
+        # self.hyper is what is differentiated, too
+        return (hyper["trust"][source] * errors).mean() + self.hyper["decay"] * self.linear.weight.square().sum()
+
+    def validation_loss(self, batch, hyper):
+        return (self.linear(batch[0]).squeeze(-1) - batch[1]).square().mean() + 0.1 * hyper["decay"] ** 2
+
+
+def data64(rows=10, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(rows, 3, generator=g, dtype=F64), torch.randn(rows, generator=g, dtype=F64)
+    return x, y, torch.arange(rows) % 2
+
+
+def trained_by_hand(outer, batch):
+    """The minimiser of the training loss, from the normal equations."""
+    x, y, source = batch
+    rows = torch.cat([x, torch.ones(len(x), 1, dtype=F64)], -1)
+    weights = outer[1:][source] / len(x)
+    matrix = rows.T @ (weights[:, None] * rows) + torch.diag(outer[0] * torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=F64))
+    return torch.linalg.solve(matrix, rows.T @ (weights * y))
+
+
+@pytest.mark.parametrize("estimator", [ConjugateGradient(steps=20), FixedPoint(steps=3000)])
+def test_the_hypergradient_is_that_of_central_differences(estimator):
+    model, batch, other = Ridge(), data64(), data64(7, seed=1)
+    outer = model.hyper.outer.clone()
+
+    def through(at):
+        weight = torch.stack([trained_by_hand(one, batch) for one in at])
+        error = (weight[:, :3] @ other[0].T + weight[:, 3:] - other[1]).square().mean(-1)
+        return error + 0.1 * at[:, 0] ** 2
+
+    best = trained_by_hand(outer[0], batch)
+    with torch.no_grad():
+        model.linear.weight.copy_(best[:3])
+        model.linear.bias.copy_(best[3])
+    inner_loss = float(model.training_loss(batch, model.hyper).detach())
+    algorithm = OBBO(window=1, hypergradient=estimator)
+    played = OnlineTuner(algorithm=algorithm, lr=0.1).step(model, batch, other[:2])
+    assert (played.step.hypergradient - central_difference(through, outer)).abs().max() <= 1e-8
+    assert played.loss == pytest.approx(float(through(outer)), rel=1e-12)
+    assert played.inner_loss == pytest.approx(inner_loss, rel=1e-12)
+    assert not torch.equal(model.hyper.outer, outer)
+
+
+@pytest.mark.parametrize("algorithm", [None, SOBOW(lr="auto", window=2), OAGD(lr="auto", window=3), Adam(lr="auto")])
+def test_a_resumed_training_equals_the_undisturbed_one(tmp_path, algorithm):
+    def tuner():
+        return OnlineTuner(trusted(), every=2, algorithm=algorithm)
+
+    whole = Sources()
+    torch.manual_seed(3)
+    fit(whole, tuner(), max_epochs=2)
+    first = Sources()
+    torch.manual_seed(3)
+    trainer = fit(first, tuner())
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    state = torch.get_rng_state()
+    again = Sources()
+    torch.set_rng_state(state)
+    resumed = tuner()
+    fit(again, resumed, max_epochs=2, path=tmp_path / "half.ckpt")
+    assert resumed.steps == 12
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_validation_batches_go_round_shuffled_and_resume_where_they_were():
+    source = DataLoader(torch.arange(10), batch_size=4, shuffle=True)
+    taken = ValidationBatches(source, seed=5)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    seen = [taken.take().tolist() for _ in range(7)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert sorted(chain(*seen[:3])) == sorted(chain(*seen[3:6])) == list(range(10))
+    assert seen[:3] != seen[3:6]
+    for cut in range(7):
+        first = ValidationBatches(source, seed=5)
+        for _ in range(cut):
+            first.take()
+        second = ValidationBatches(source, seed=5)
+        second.load_state_dict(first.state_dict())
+        torch.manual_seed(cut)
+        assert [second.take().tolist() for _ in range(7 - cut)] == seen[cut:]
+    other = ValidationBatches(source, seed=6)
+    assert [other.take().tolist() for _ in range(3)] != seen[:3]
+
+
+def test_a_function_may_give_validation_batches():
+    taken = ValidationBatches(lambda n: n)
+    assert [taken.take() for _ in range(3)] == [0, 1, 2]
+    again = ValidationBatches(lambda n: n)
+    again.load_state_dict(taken.state_dict())
+    assert again.take() == 3
+    with pytest.raises(ValueError, match="validation must have at least one batch, got none"):
+        ValidationBatches([]).take()
+    with pytest.raises(ValueError, match="validation must be a loader or a function that gives a batch, got 3"):
+        ValidationBatches(3)
+
+
+def test_a_plain_loop_and_a_trainer_do_the_same():
+    module, tuner = Sources(), OnlineTuner(trusted(), every=2)
+    torch.manual_seed(3)
+    fit(module, tuner, deterministic=True)
+    plain, by_hand = Sources(), OnlineTuner(every=2)
+    torch.manual_seed(3)
+    (optimizer,), (scheduler,) = plain.configure_optimizers()
+    validation = ValidationBatches(trusted())
+    for i, batch in enumerate(loader(shuffle=True)):
+        optimizer.zero_grad()
+        plain.training_loss(batch, plain.hyper).backward()
+        optimizer.step()
+        if i % 2:
+            by_hand.step(plain, batch, validation.take(), lr=optimizer.param_groups[0]["lr"])
+    scheduler.step()
+    assert torch.equal(plain.hyper.outer, module.hyper.outer)
+    assert not torch.equal(plain.hyper.outer, Sources().hyper.outer)
+
+
+def test_bfloat16_training_has_hyperparameters_in_single_precision():
+    module, tuner = Sources(), OnlineTuner(trusted(), every=2)
+    fit(module, tuner, count=4, precision="bf16-true")
+    assert module.net[0].weight.dtype == torch.bfloat16
+    assert module.hyper.outer.dtype == torch.float32
+    assert module.hyper.half().outer.dtype == torch.float32
+    assert module.hyper.double().outer.dtype == torch.float64
+    assert tuner.steps == 2
+
+
+def test_what_it_learns_is_logged_and_what_it_costs_is_said(tmp_path, caplog):
+    from lightning.pytorch.loggers import CSVLogger
+
+    tuner = OnlineTuner(trusted(), every=2)
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        logger = CSVLogger(tmp_path)
+        fit(Sources(), tuner, logger=logger, log_every_n_steps=4)
+    rows = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()
+    header = rows[0].split(",")
+    assert {"hyper/trust[0]", "hyper/decay", "tuner/validation_loss", "tuner/lr/trust"} <= set(header)
+    assert len(rows) == 1 + 4  # steps 2, 4, 8, 12
+    said = [r.message for r in caplog.records if "OnlineTuner" in r.message]
+    assert len(said) == 1
+    assert "6 outer steps, one every 2 batches; training took " in said[0]
+
+
+class Without(L.LightningModule):
+    def __init__(self, hypers):
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+        for i in range(hypers):
+            setattr(self, f"hyper{i}", Hyperparameters(decay=Positive(1.0)))
+
+
+def test_what_cannot_be_tuned_is_refused_in_one_line():
+    for count in (0, 2):
+        with pytest.raises(ValueError, match=f"the module must have one Hyperparameters, .* got {count}"):
+            OnlineTuner().step(Without(count), None)
+    with pytest.raises(
+        ValueError, match=r"training_loss must be given, or be a method training_loss\(batch, hyper\) of"
+    ):
+        OnlineTuner().step(Without(1), None)
+    with pytest.raises(ValueError, match="every must be an integer of at least 1, got 0"):
+        OnlineTuner(every=0)
+    with pytest.raises(ValueError, match="algorithm must be an instance of Algorithm"):
+        OnlineTuner(algorithm="obbo")
+    with pytest.raises(KeyError, match="hyper must be one of decay, got 'deacy'"):
+        Hyperparameters(decay=Positive(1.0))["deacy"]
+    from obbo_lightning import Unrolled
+
+    with pytest.raises(ValueError, match="hypergradient 'Unrolled' needs inner steps to go back through"):
+        OnlineTuner(algorithm=OBBO(hypergradient=Unrolled())).step(Ridge(), data64(), data64()[:2])
+
+
+def test_a_batch_that_is_not_a_number_is_skipped_or_raised():
+    model = Ridge()
+    bad = (data64()[0] * torch.nan, *data64()[1:])
+    before = model.hyper.outer.clone()
+    played = OnlineTuner().step(model, bad, data64()[:2])
+    assert bool(played.step.skipped.all())
+    assert torch.equal(model.hyper.outer, before)
+    with pytest.raises(FloatingPointError, match="hypergradient is not finite"):
+        OnlineTuner(on_nonfinite="raise").step(model, bad, data64()[:2])
