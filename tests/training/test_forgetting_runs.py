@@ -48,7 +48,7 @@ def test_a_run_goes_on_when_rows_have_come(capsys):
     write(150)
     assert cli.main(["resume", str(run.path), "--rounds", "20"]) == 0
     whole = play(*TABLE, "--rounds", "20", experiment="whole")
-    for file in ("metrics.csv", "outer.csv", "tasks.csv", "sources.json"):
+    for file in ("metrics.csv", "outer.csv", "tasks.csv", "sources.json", "baselines.csv"):
         assert (run.path / file).read_bytes() == (whole.path / file).read_bytes(), file
     outer = read_rounds(run.path / "outer.csv")
     assert outer.columns == ["round", *(f"past[{age}]" for age in range(4))]
@@ -78,6 +78,7 @@ def test_every_algorithm_plays_it_with_the_shipped_settings(algorithm):
     assert summary["metric"] == "loss"
     assert summary["skipped"] == 0
     assert 0 < summary["stream_loss"] < 1
+    assert list(summary["baselines"])[1:] == ["equal weights", "last block only", "majority class"]
 
 
 def test_numbers_are_predicted_without_a_file():
