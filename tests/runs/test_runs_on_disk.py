@@ -4,10 +4,12 @@ import fcntl
 import json
 import os
 
+import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
 
+from obbo_lightning.runs import figures
 from obbo_lightning.runs.baselines import write_baselines
 from obbo_lightning.runs.checkpoints import CheckpointError, list_checkpoints, newest_checkpoint, read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
@@ -282,3 +284,21 @@ def test_the_last_value_is_of_the_lanes_that_have_one():
     assert last_value(lanes, "loss") == {}
     assert Metric() == ("loss", False)
     assert json.loads(json.dumps(last_value(lanes, "mse"))) == last_value(lanes, "mse")
+
+
+def test_baselines_are_drawn_as_means_beside_the_stream(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(figures, "save_figure", lambda figure, axes, path: drawn.update({path.name: axes}))
+    values = np.random.default_rng(0).normal(size=(2, 100))
+    columns = {"round": range(1, 101), "loss": values[0], "test_loss": [None] * 100, "test_loss_se": [None] * 100}
+    columns |= {"regret/euclidean": np.arange(100.0), "regret/exact": [None] * 100}
+    pl.DataFrame(columns).write_csv(tmp_path / "metrics.csv")
+    write_baselines(tmp_path / "b.csv", {"equal": values[1].tolist()})
+    figures.draw_figures(tmp_path / "metrics.csv", tmp_path / "f", "loss", float("nan"), "t", tmp_path / "b.csv")
+    lines = {line.get_label(): line.get_xydata() for line in drawn["loss.png"].lines}
+    for name, row in (("stream, mean of 10 rounds", 0), ("equal", 1)):  # phases are to be seen: no more than ten
+        assert np.allclose(lines[name], [(t, values[row, t - 10 : t].mean()) for t in range(10, 101)])
+    assert "untrained" not in lines
+    assert [line.get_label() for line in drawn["regret.png"].lines] == ["euclidean"]
+    for axes in drawn.values():
+        figures.plt.close(axes.figure)

@@ -324,6 +324,10 @@ def test_a_forecast_in_plain_prices_without_an_event_that_went_bad(tmp_path, und
     with pytest.warns(UserWarning, match=r"1 of 4 events skipped: events.csv, row 2, event SIM001 .*: the ticker must"):
         fewer = forecast(run, prices=tmp_path / "fewer.csv")
     assert fewer.events.equals(whole.events[[0, 2, 3]])
+    shorter = forecast(run, bars=4)
+    seen, ahead = closes[30:60], closes[60:64]
+    assert shorter.events["mse"][3] == pytest.approx((((expected[-1] - ahead) / seen.std()) ** 2).mean())
+    assert shorter.events["last_value_mse"][3] == pytest.approx((((closes[59] - ahead) / seen.std()) ** 2).mean())
     longer = forecast(run, bars=9)  # the run's own six are compared with the past, without a warning
     assert longer.events["bars_known"].to_list() == [9] * 4
     drawn = draw_forecast(whole, shown=3)

@@ -311,6 +311,8 @@ def test_an_outer_step_goes_on_where_its_checkpoint_was():
     assert second.step.memory.fill == first.step.memory.fill == 3
     found = [one.step.memory.merge(toy_point(2, seed=9).unsqueeze(0)) for one in (first, second)]
     assert torch.equal(*found)
+    second.on_train_start(None, owner)  # another fit, without a checkpoint
+    assert second.step.memory.fill == 0
     second.load_state_dict({})
     second.on_train_start(None, owner)
     assert second.step.memory.fill == 0
@@ -408,3 +410,39 @@ def test_a_part_that_is_given_comes_before_the_one_that_was_saved(tmp_path):
     assert (saved.tasks_per_round, saved.outer_step.on_nonfinite, saved._loaded_round) == (2, "skip", 3)
     other = OnlineBilevelModule.load_from_checkpoint(tmp_path / "x.ckpt", algorithm=OBBO(lr=0.1, window=8))
     assert (other.problem.proximity, other.algorithm.memory().window) == (0.25, 8)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "variable", "project"),
+    [("mine", "theirs", "mine"), (None, "theirs", "theirs"), (None, None, "obbo_lightning")],
+)
+def test_a_wandb_run_has_the_names_that_are_given_to_it(wanted, variable, project, tmp_path, monkeypatch):
+    from obbo_lightning.training import loggers
+
+    asked = []
+    experiment = SimpleNamespace(define_metric=lambda *names, **more: None)
+    monkeypatch.setattr(
+        loggers, "WandbLogger", lambda **options: asked.append(options) or SimpleNamespace(experiment=experiment)
+    )
+    monkeypatch.setattr(loggers, "has_login", lambda: True)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    if variable:
+        monkeypatch.setenv("WANDB_PROJECT", variable)
+    settings = {
+        "wandb": {"project": wanted, "name": None, "group": None, "tags": []},
+        "logger": "wandb",
+        "experiment": "e",
+    }
+    settings |= {"algorithm": {"name": "mine.py:Own"}, "data": {"name": "market"}}
+    run = RunDirectory(tmp_path)
+    for _ in range(2):
+        loggers.make_logger(settings, run, None)
+    first, second = asked
+    assert first["id"] == second["id"] == (tmp_path / "wandb-id").read_text()  # a resumed one goes on with it
+    assert (first["project"], first["name"], first["group"], first["tags"]) == (
+        project,
+        tmp_path.name,
+        "e",
+        ["Own", "market"],
+    )
+    assert loggers.make_logger({"logger": "csv"}, run, None) is None

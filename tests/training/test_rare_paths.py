@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 import os
 import signal
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from obbo_lightning import (
     Tasks,
     Warm,
 )
+from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.runs.checkpoints import CheckpointError, list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.layers import read_layers
@@ -38,7 +40,7 @@ from obbo_lightning.training.played import Played, require_same_past
 from obbo_lightning.training.progress import RoundProgress
 from obbo_lightning.training.ranks import _on_cpu, local_processes, lost_a_rank, require_ranks
 from obbo_lightning.training.recorder import Recorder
-from obbo_lightning.training.resume import Start, _require_more, _require_unfinished
+from obbo_lightning.training.resume import Start, _changed, _require_more, _require_unfinished
 from obbo_lightning.training.run import build
 from obbo_lightning.training.signals import Stopped, StopSignals
 from obbo_lightning.training.trainer import make_trainer, require_trainer
@@ -466,12 +468,14 @@ def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, m
         return {"half": [0.5] * rounds, "rising": [float(t) for t in range(rounds)]}
 
     monkeypatch.setattr(Stream, "baselines", baselines)
+    monkeypatch.setattr(Quadratic, "notes", lambda problem: {"parameters": 3})
     monkeypatch.setattr(running, "draw_figures", lambda *arguments: [])
     settings = settings_of("--rounds", 9, "--trainer.max_steps", 4, "--evaluation.tasks", 2, *flags)
     run = RunDirectory.create(str(tmp_path), "x", "obbo")
     summary = running.fit(settings, run, quiet=True)
     assert asked == played
     assert summary["rounds"] == 4
+    assert json.loads(run.summary.read_text())["notes"] == summary["notes"] == {"parameters": 3}
     assert summary.get("baselines") == ({"half": 0.5, "rising": 1.5} if played else None)
     if played:
         assert [row["rising"] for row in read(run.baselines)] == ["0.0", "1.0", "2.0", "3.0"]
@@ -541,3 +545,35 @@ def test_a_checkpoint_waits_for_the_validation_of_its_round(saved, order, tmp_pa
         limit_val_batches=1.0, val_check_interval=2,
     )  # fmt: skip
     assert " ".join(said) == order
+
+
+def test_the_number_of_a_task_counts_all_tasks_of_the_rounds_before(tmp_path):
+    stream = Numbered()
+    stream.fingerprint = lambda t, task: f"{t}:{int(task['n'])}"
+    callback = Played(RunDirectory(tmp_path), stream, 3)
+    for t in range(3):
+        callback.see(t, stream.train[3 * t : 3 * t + 3])
+    assert callback._seen == {1: "0:0 1:1 2:2", 2: "3:3 4:4 5:5", 3: "6:6 7:7 8:8"}
+
+
+def test_what_is_changed_for_a_resume_is_changed_and_nothing_else():
+    before = settings_of("--rounds", 7)
+    assert _changed(settings_of("--rounds", 7), None, None) == before
+    found = _changed(settings_of("--rounds", 7), 2, {"drift": 0.5})
+    assert found["trainer"].pop("devices") == 2
+    assert found["data"].pop("drift") == 0.5
+    before["trainer"].pop("devices"), before["data"].pop("drift")
+    assert found == before
+    with pytest.raises(ValueError, match="data must stay quadratic when a run goes on, got 'market'"):
+        _changed(settings_of(), None, {"name": "market"})
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_or_the_one_that_is_asked_for(tmp_path):
+    run = RunDirectory(tmp_path)
+    assert Start.of(run, None) == (None, 0, False)
+    for t, ended in ((3, True), (7, False), (7, False)):  # one of them again: its checksum is the new one's
+        content = {"global_step": t, "ended": ended, "size": list(range(len(list_checkpoints(run.checkpoints))))}
+        ExactCheckpoints().save_checkpoint(content, run.checkpoints / f"round-{t:08d}.ckpt")
+    old, new = list_checkpoints(run.checkpoints)
+    assert Start.of(run, None) == (new, 7, False)
+    assert Start.of(run, old) == (old, 3, True)
