@@ -34,7 +34,7 @@ class Classifier(L.LightningModule):
         self.network = nn.Sequential(
             nn.Flatten(), nn.Linear(torch.Size(shape).numel(), 128), nn.ReLU(), nn.Linear(128, sizes)
         )
-        self.hyper = Hyperparameters(sources=OnSimplex(stream.sources))
+        self.hyper = Hyperparameters(sources=OnSimplex(stream.sources, floor=0.1 / stream.sources))
         self.told = told
         self.accuracy: list[float] = []
 

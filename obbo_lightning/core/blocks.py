@@ -112,6 +112,7 @@ class OnSimplex(Block):
     Args:
         size: how many weights.
         start: first weights; equal ones where this is None.
+        floor: smallest weight, so that nothing is given up for good; less than 1/size.
         geometry: φ_t.
         regularizer: h.
         domain: X.
@@ -122,13 +123,14 @@ class OnSimplex(Block):
         self,
         size: int,
         start: Start | None = None,
+        floor: float = 0.0,
         geometry: Geometry | None = None,
         regularizer: ElasticNet | None = None,
         domain: Domain | None = None,
         lr: LearningRate = "auto",
     ) -> None:
         first = _values(1 / at_least("size", size, 2) if start is None else start, size)
-        super().__init__(first, geometry or NegativeEntropy(), regularizer, domain or Simplex(), lr)
+        super().__init__(first, geometry or NegativeEntropy(), regularizer, domain or Simplex(floor), lr)
 
 
 class Interval(Block):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.recipes import Part
-from obbo_lightning.core.validation import number, positive
+from obbo_lightning.core.validation import nonnegative, number, positive
 
 
 class Domain(Part, ABC):
@@ -103,39 +103,76 @@ class L2Ball(Domain):
 
 @dataclass(frozen=True)
 class Simplex(Domain):
-    """X = {λ ≥ 0 : Σ λ_i = 1}.
+    """X = {λ_i ≥ floor : Σ λ_i = 1}.
 
-    >>> Simplex().project(torch.tensor([[2.0, 0.0]]))
-    tensor([[1., 0.]])
+    With a floor nothing is ever given up: what was wrong for long comes back soon when it is right.
+
+    Args:
+        floor: smallest weight; less than one over their number.
+
+    >>> Simplex().project(torch.tensor([[2.0, 0.0]])), Simplex(0.1).project(torch.tensor([[2.0, 0.0]]))
+    (tensor([[1., 0.]]), tensor([[0.9000, 0.1000]]))
     """
 
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        nonnegative("domain.floor", self.floor)
+
     def project(self, outer: Tensor) -> Tensor:
-        return weighted_simplex(outer, torch.ones_like(outer))
+        return weighted_simplex(outer, torch.ones_like(outer), self.floor)
 
     def contains(self, outer: Tensor) -> Tensor:
-        return (outer >= 0).all(-1) & ((outer.sum(-1) - 1).abs() <= _slack(outer))
+        least = self.floor * (1 - _slack(outer))
+        return (outer >= least).all(-1) & ((outer.sum(-1) - 1).abs() <= _slack(outer))
 
     def extent(self, outer: Tensor) -> Tensor:
         """1/d, a coordinate at the centre."""
         return torch.full_like(outer[..., :1], 1 / outer.shape[-1])
 
 
-def weighted_simplex(point: Tensor, step: Tensor) -> Tensor:
+def weighted_simplex(point: Tensor, step: Tensor, floor: float = 0.0) -> Tensor:
     """Argmin over the simplex of Σ (x_i − point_i)² / (2 step_i), exactly, by sorting.
 
-    KKT: x_i = max(0, point_i − step_i τ). The coordinates leave zero in the order of point_i / step_i, and with the
-    k first of them positive Σ x_i = 1 gives τ_k = (Σ point_i − 1) / Σ step_i.
+    Without a floor, KKT: x_i = max(0, point_i − step_i τ). The coordinates leave zero in the order of point_i / step_i,
+    and with the k first of them positive Σ x_i = 1 gives τ_k = (Σ point_i − 1) / Σ step_i. With one, x_i − floor is
+    such a solution whose sum is what the floors leave.
     """
+    mass = above_floors(floor, point.shape[-1])
+    point = point - floor
     # A common shift of point_i / step_i only shifts τ; without it a huge point would swallow the 1.
     point = point - step * (point / step).amax(-1, keepdim=True)
     order = (point / step).argsort(dim=-1, descending=True)
     sorted_point, sorted_step = point.gather(-1, order), step.gather(-1, order)
-    threshold = (sorted_point.cumsum(-1) - 1) / sorted_step.cumsum(-1)
+    threshold = (sorted_point.cumsum(-1) - mass) / sorted_step.cumsum(-1)
     # The right k is the last one whose own coordinate is still positive; k = 1 always is.
     positive_at_k = (sorted_point > sorted_step * threshold).sum(-1, keepdim=True).clamp(min=1)
     tau = threshold.gather(-1, positive_at_k - 1)
     result = (point - step * tau).clamp(min=0)
-    return result / result.sum(-1, keepdim=True)
+    total = result.sum(-1, keepdim=True)
+    return floor + mass * result / total if floor else result / total
+
+
+def entropic_simplex(weights: Tensor, floor: float) -> Tensor:
+    """Argmin over the simplex of Σ x_i log(x_i / weights_i) − x_i, exactly, by sorting; weights are positive.
+
+    KKT: x_i = max(floor, c weights_i). With the k largest above the floor, c_k = (1 − (d − k) floor) / Σ weights_i of
+    those; the right k is the last one whose own coordinate c_k weights_k is still there.
+    """
+    d = weights.shape[-1]
+    above_floors(floor, d)
+    ordered = weights.sort(-1, descending=True).values
+    left = 1 - floor * torch.arange(d - 1, -1, -1, dtype=weights.dtype, device=weights.device)
+    factor = left / ordered.cumsum(-1)
+    above = (factor * ordered > floor).sum(-1, keepdim=True).clamp(min=1)
+    return (factor.gather(-1, above - 1) * weights).clamp(min=floor)
+
+
+def above_floors(floor: float, count: int) -> float:
+    """What so many floors leave of 1."""
+    if floor * count >= 1:
+        raise ValueError(f"domain.floor must be less than 1/{count} for {count} weights, got {floor!r}")
+    return 1 - floor * count
 
 
 def weighted_ball(point: Tensor, step: Tensor | float, domain: L2Ball) -> Tensor:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, weighted_ball, weighted_simplex
+from obbo_lightning.core.domains import (
+    Box,
+    Domain,
+    L2Ball,
+    Simplex,
+    entropic_simplex,
+    weighted_ball,
+    weighted_simplex,
+)
 from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.regularizers import ElasticNet
 from obbo_lightning.core.validation import decay, positive
@@ -118,7 +126,7 @@ class DiagonalQuadratic(Distance):
         point = outer - step * direction
         shrink = 1 + step * regularizer.l2
         if isinstance(domain, Simplex):  # ‖x‖₁ = 1 there: l1 changes nothing
-            return weighted_simplex(point / shrink, (step / shrink) * torch.ones_like(point))
+            return weighted_simplex(point / shrink, (step / shrink) * torch.ones_like(point), domain.floor)
         if regularizer.l1:
             # soft threshold: sign(z) max(|z| − s l1, 0)
             point = point.sign() * (point.abs() - step * regularizer.l1).clamp(min=0)
@@ -216,7 +224,8 @@ class NegativeEntropy(Entropy):
         change = -lr * (direction + regularizer.l1)
         log = outer.log() + change
         if isinstance(domain, Simplex):
-            return _floor(log.log_softmax(-1).exp())
+            weights = _floor(log.log_softmax(-1).exp())
+            return entropic_simplex(weights, domain.floor) if domain.floor else weights
         # Small changes by the product: in log λ they would drown where |log λ| is large.
         after = torch.where(change.abs() < 1, outer * change.exp(), log.exp())
         return _floor(domain.project(after.clamp(max=torch.finfo(outer.dtype).max)))

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from obbo_lightning.core.blocks import Blocks, OnSimplex
-from obbo_lightning.core.validation import at_least
+from obbo_lightning.core.validation import at_least, decay
 from obbo_lightning.networks.flat import Factory
 from obbo_lightning.networks.mlp import MLP
 from obbo_lightning.problems.module import Batch, Hyper, ModuleProblem
@@ -20,11 +20,13 @@ class TrustedSources(ModuleProblem):
     Args:
         network: a class or function that makes a network without arguments, or a network.
         sources: how many there are.
+        floor: smallest weight of a source, in parts of an equal one: none is given up for good.
     """
 
-    def __init__(self, network: Factory | nn.Module = MLP, sources: int = 10) -> None:
+    def __init__(self, network: Factory | nn.Module = MLP, sources: int = 10, floor: float = 0.0) -> None:
         self.sources = at_least("sources", sources, 2)
-        super().__init__(network, Blocks(sources=OnSimplex(sources)), self.weighted, cross_entropy, accuracy)
+        weights = OnSimplex(sources, floor=decay("floor", floor) / sources)
+        super().__init__(network, Blocks(sources=weights), self.weighted, cross_entropy, accuracy)
 
     def weighted(self, network: nn.Module, batch: Batch, hyper: Hyper) -> Tensor:
         """Σ_s λ_s · mean over the rows of s, which is the mean over all rows of (number of sources) λ_s(i) l_i."""

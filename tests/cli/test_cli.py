@@ -37,7 +37,7 @@ MISTAKES = {
     ),
     "unknown data": (
         ["fit", "--data", "imagenet"],
-        "data must be one of synthetic, fc100, images, examples, market, quadratic, follow, sources, forgetting, or yours",
+        "data must be one of synthetic, fc100, images, examples, market, quadratic, follow, sources, forgetting, ",
     ),
     "window of adam": (
         ["fit", "--algorithm", "adam", "--algorithm.window", "3"],
