@@ -171,3 +171,15 @@ def test_a_run_of_own_parts_is_killed_in_a_process_of_its_own_and_resumed(folder
     done = subprocess.run(resumed, env=environment, cwd="/", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (run / "metrics.csv").read_bytes() == (only(folder / "whole" / "ridge") / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tune_a_module.py", "label_noise.py", "csv_with_drift.py"])
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # of Lightning's own loader
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+def test_what_drifts_is_followed(folder, name, capsys):
+    """Files that a user runs as they are; each ends with an assertion of its own."""
+    text = (folder / name).read_text()
+    assert text.count("\n") < 80
+    exec(compile(text, name, "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out

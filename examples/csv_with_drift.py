@@ -1,0 +1,28 @@
+"""A CSV file whose rows drift; a model learns how much of the past to remember: python csv_with_drift.py."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import obbo_lightning.cli as obbo
+
+# A sensor whose bias turns slowly at first, then ten times as fast: a row an hour, in the order of time.
+random.seed(0)
+angle, lines = 0.0, ["temperature,load,failed"]
+for hour in range(24 * 120):
+    angle += 0.001 if hour < 24 * 60 else 0.01
+    temperature, load = random.gauss(0, 1), random.gauss(0, 1)
+    danger = 2 * (math.cos(angle) * temperature + math.sin(angle) * load)
+    failed = int(random.random() < 1 / (1 + math.exp(-danger)))
+    lines.append(f"{temperature:.3f},{load:.3f},{failed}")
+Path("sensor.csv").write_text("\n".join(lines) + "\n")
+
+# Every day is predicted by a logistic model of the 20 days before it, whose weights are learned online.
+data = ["--data.csv", "sensor.csv", "--data.target", "failed", "--data.block", "24", "--data.past", "20"]
+assert obbo.main(["fit", "--config", "forgetting", *data, "--rounds", "100", "--output", "runs"]) == 0
+
+(run,) = Path("runs/forgetting").iterdir()
+summary = json.loads((run / "summary.json").read_text())
+print(f"learned {summary['stream_loss']:.3f};", {name: round(loss, 3) for name, loss in summary["baselines"].items()})
+assert summary["stream_loss"] < summary["baselines"]["equal weights"]
