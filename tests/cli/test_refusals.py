@@ -140,7 +140,7 @@ CASES = {
     ),
     "start not on simplex": (
         lambda: BregmanProx([parameter(0.7, 0.7)], 0.1, NegativeEntropy(), domain=Simplex()),
-        "outer start must lie in Simplex()",
+        "outer start must lie in Simplex(floor=0.0)",
     ),
     "start at the edge of an entropy": (
         lambda: BregmanProx([parameter(0.0, 1.0)], 0.1, NegativeEntropy(), domain=Simplex()),
