@@ -85,6 +85,7 @@ KINDS = {
             quadratic="quadratic.QuadraticData",
             follow="follow.FollowStream",
             sources="sources.SourcesStream",
+            imbalance="imbalance.ImbalanceStream",
         ),
     ),
     "problem": Kind(
@@ -95,6 +96,7 @@ KINDS = {
             spline="spline.SmoothingSpline",
             quadratic="quadratic.Quadratic",
             sources="sources.TrustedSources",
+            imbalance="imbalance.VectorScaling",
         ),
     ),
     "network": Kind(
