@@ -86,6 +86,7 @@ KINDS = {
             follow="follow.FollowStream",
             sources="sources.SourcesStream",
             forgetting="forgetting.ForgettingStream",
+            imbalance="imbalance.ImbalanceStream",
         ),
     ),
     "problem": Kind(
@@ -97,6 +98,7 @@ KINDS = {
             quadratic="quadratic.Quadratic",
             sources="sources.TrustedSources",
             forgetting="forgetting.Forgetting",
+            imbalance="imbalance.VectorScaling",
         ),
     ),
     "network": Kind(

@@ -11,6 +11,7 @@ from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.problems.module import ModuleProblem
+from obbo_lightning.streams.tasks import Tasks
 
 
 def fixed_outer(
@@ -45,8 +46,18 @@ def on_validation_alone(
         problem.network.template, problem.hyper, problem.validation_loss, problem.validation_loss, problem.judge
     )
     start = problem.hyper.start()
-    turned = [_as_training(task) for task in tasks]
+    turned = Tasks(lambda t: _as_training(tasks[t]), len(tasks))
     return [float(value) for value in torch.cat(fixed_outer(plain, algorithm, turned, lambda t: start, metric))]
+
+
+def with_validation(tasks: Sequence[Task]) -> Sequence[Task]:
+    """The same tasks with the validation examples among those to train on."""
+
+    def joined(t: int) -> Task:
+        task = tasks[t]
+        return task | {name: torch.cat([task[name], more]) for name, more in _as_training(task).items()}
+
+    return Tasks(joined, len(tasks))
 
 
 def _as_training(task: Task) -> Task:

@@ -1,6 +1,7 @@
 """Labelled examples in three pools: to train on, trusted ones to validate on, and ones to be judged on."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -81,12 +82,12 @@ class Labelled:
         return cls.of(examples, torch.from_numpy(labels.astype(np.int64)), tested)
 
     @classmethod
-    def drawn(cls, classes: int = 10, features: int = 20, count: int = 20_000) -> "Labelled":
-        """Normal clouds, one a class, that overlap a little: no file needed."""
+    def drawn(cls, classes: int = 10, features: int = 20, count: int = 20_000, spread: float = 1.0) -> "Labelled":
+        """Normal clouds, one a class, that overlap a little, the more the larger their spread: no file needed."""
         generator = torch.Generator().manual_seed(derive_seed("clouds", classes, features))
         centres = torch.randn(classes, features, generator=generator)
         labels = torch.randint(classes, (count,), generator=generator)
-        return cls.of(centres[labels] + torch.randn(count, features, generator=generator), labels)
+        return cls.of(centres[labels] + spread * torch.randn(count, features, generator=generator), labels)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -106,6 +107,25 @@ class Labelled:
         """So many examples, standardised, and their labels; with replacement."""
         rows = self.pools[pool]
         return self.take(rows[torch.randint(len(rows), (count,), generator=generator)])
+
+    def draw_of(self, pool: str, classes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """One example of each of these classes, standardised, and the classes again; with replacement."""
+        rows, first, count = self._by_class[pool]
+        chosen = (torch.rand(len(classes), generator=generator, dtype=torch.float64) * count[classes]).long()
+        return self.take(rows[first[classes] + chosen])
+
+    @cached_property
+    def _by_class(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """The rows of each pool in the order of their classes, where each class begins, and how many it has."""
+        found = {}
+        for pool, rows in self.pools.items():
+            count = self.labels[rows].bincount(minlength=self.classes)
+            if not count.all():
+                missing = int(count.argmin())
+                raise ValueError(f"data.path must have every class to {pool} with, got none of class {missing}")
+            ordered = rows[self.labels[rows].argsort(stable=True)]
+            found[pool] = (ordered, count.cumsum(0) - count, count)
+        return found
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Those in these rows."""
