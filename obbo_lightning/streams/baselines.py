@@ -46,8 +46,15 @@ def on_validation_alone(
         problem.network.template, problem.hyper, problem.validation_loss, problem.validation_loss, problem.judge
     )
     start = problem.hyper.start()
-    turned = Tasks(lambda t: _as_training(tasks[t]), len(tasks))
-    return [float(value) for value in torch.cat(fixed_outer(plain, algorithm, turned, lambda t: start, metric))]
+
+    def turned(t: int) -> Task:
+        kept = {name: values for name, values in tasks[t].items() if not name.startswith("train_")}
+        return kept | _as_training(tasks[t])
+
+    return [
+        float(value)
+        for value in torch.cat(fixed_outer(plain, algorithm, Tasks(turned, len(tasks)), lambda t: start, metric))
+    ]
 
 
 def with_validation(tasks: Sequence[Task]) -> Sequence[Task]:
@@ -61,6 +68,5 @@ def with_validation(tasks: Sequence[Task]) -> Sequence[Task]:
 
 
 def _as_training(task: Task) -> Task:
-    """The validation batch in the place of the training batch."""
-    kept = {name: values for name, values in task.items() if not name.startswith("train_")}
-    return kept | {n.replace("validation_", "train_", 1): v for n, v in task.items() if n.startswith("validation_")}
+    """The validation batch as a training batch, alone."""
+    return {n.replace("validation_", "train_", 1): v for n, v in task.items() if n.startswith("validation_")}
