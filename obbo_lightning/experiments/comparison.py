@@ -150,25 +150,32 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 
 def _final_table(comparison: Comparison) -> Table:
     """Means over seeds, each with its standard error where there is more than one seed."""
-    metric = comparison.metric
+    metric, measures = comparison.metric, _measures(comparison)
+    gain = ["gain"] if "test" in measures else []
     rows = []
     for label in comparison.labels:
         runs = comparison.runs.filter(pl.col("label") == label)
-        means = [_mean(runs[name], _digits(comparison, name)) for name in (*MEASURES, "gain")]
-        if runs["test_tasks"].max() == 0:  # the stream has none: nothing was measured
+        means = [_mean(runs[name], _digits(comparison, name)) for name in (*measures, *gain)]
+        if gain and runs["test_tasks"].max() == 0:  # of this run nothing was measured
             means[-2:] = ["", ""]
         lr, calls = runs["lr"][0], float(runs["calls"].to_numpy().mean())
-        facts = ["" if lr is None else f"{lr:g}", str(runs["rounds"].min()), str(len(runs))]
+        facts = ["auto" if lr is None else f"{lr:g}", str(runs["rounds"].min()), str(len(runs))]
         rows.append([label, *facts, *means, f"{calls:.0f}"])
-    names = [name.format(metric) for name in MEASURES.values()]
+    gained = f"gain is how much better the test {metric} is than that of the untrained λ_1 on the same tasks; "
     return Table(
         "table",
         f"Means ± standard error over seeds. Regret is the Euclidean bilevel local regret after the last round; the "
-        f"stream's {metric} is measured before a round is learned from; gain is how much better the test {metric} is "
-        "than that of the untrained λ_1 on the same tasks; calls are gradients and second-derivative products a round.",
-        ["algorithm", "α", "rounds", "seeds", *names, "gain", "calls"],
+        f"stream's {metric} is measured before a round is learned from; {gained if gain else ''}"
+        "calls are gradients and second-derivative products a round.",
+        ["algorithm", "α", "rounds", "seeds", *(measures[name].format(metric) for name in measures), *gain, "calls"],
         rows,
     )
+
+
+def _measures(comparison: Comparison) -> dict[str, str]:
+    """What is in the tables: nothing of test tasks where the stream has none."""
+    tested = comparison.runs["test_tasks"].max() != 0
+    return {name: called for name, called in MEASURES.items() if tested or name != "test"}
 
 
 def _paired_table(comparison: Comparison) -> list[Table]:
@@ -176,16 +183,16 @@ def _paired_table(comparison: Comparison) -> list[Table]:
     first, *others = comparison.labels
     if not others:
         return []
-    rows = []
+    rows, measures = [], _measures(comparison)
     for label in others:
         pairs = _pairs(comparison, first, label)
         cells = [label, str(len(pairs))]
-        for name in MEASURES:
+        for name in measures:
             known = pairs.drop_nulls([name, f"{name}_right"])
             paired = compare_pairs(known[name].to_numpy(), known[f"{name}_right"].to_numpy()) if len(known) else None
             cells += as_cells(paired, _digits(comparison, name))
         rows.append(cells)
-    names = [name.format(comparison.metric) for name in MEASURES.values()]
+    names = [name.format(comparison.metric) for name in measures.values()]
     columns = [column for name in names for column in (name, "larger / smaller")]
     return [
         Table(
