@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "obbo_lightning"
 # A room may import those that stand before it, and itself.
 ROOMS = (
-    *("threads", "parts", "core", "metrics", "networks", "problems", "algorithms", "streams", "checks"),
+    *("threads", "foreign_text", "parts", "core", "metrics", "networks", "problems", "algorithms", "streams", "checks"),
     *("settings", "runs", "training", "experiments", "serving", "cli"),
 )
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -1,9 +1,11 @@
 """The command line: a file a command, none imported before it is asked for. Every mistake is one line, exit code 2."""
 
 import importlib
+import shlex
 import sys
 from collections.abc import Sequence
 
+from obbo_lightning.cli.mistakes import refuse, refuse_error
 from obbo_lightning.threads import bound_spinning
 
 USAGE = """usage: obbo COMMAND [flags]
@@ -24,10 +26,16 @@ USAGE = """usage: obbo COMMAND [flags]
   dashboard           the W&B workspace and report of a project [--project P] [--entity E] [--group G] [--dry_run]
   report DIR [DIR...] one page, tables and figures of finished runs [--output DIR] [--title TEXT] [--reference LABEL]
 
+  --trust             of resume, validate, test, export, predict and report: run code that the run's files name and no
+                      installed package has (file.py:Class)
+  --debug             of any command: where an error came from
+
   obbo fit --help     every flag of the chosen algorithm, data and trainer
   obbo fit --config quadratic --algorithm sobow --algorithm.window 25 --seed 3
 """
 # Each is a module of this package with a function `run`, which takes the arguments and returns the exit code.
+# What is read by these names classes by itself; the other commands are told.
+READING = ("resume", "validate", "test", "export", "predict", "report")
 COMMANDS = ("fit", "resume", "watch", "validate", "test", "export", "predict", "compare", "report", "dashboard")
 
 
@@ -50,14 +58,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         near = get_close_matches(command, COMMANDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return refuse(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{hint}")
+    debug, trust = (_taken(flag, arguments, command) for flag in ("--debug", "--trust"))
     try:
-        code: int = importlib.import_module(f"{__name__}.{command}").run(arguments)
-    except ValueError as refusal:
-        return refuse(str(refusal))
+        from obbo_lightning.parts.trust import only_installed
+
+        with only_installed(None if trust or command not in READING else _trusting(command, arguments)):
+            code: int = importlib.import_module(f"{__name__}.{command}").run(arguments)
+    except Exception as error:
+        return refuse_error(error, debug)
     return code
 
 
-def refuse(message: str) -> int:
-    """One line on standard error, and the exit code of a refusal."""
-    print(f"obbo: {' '.join(message.split())}", file=sys.stderr)
-    return 2
+def _taken(flag: str, arguments: list[str], command: str) -> bool:
+    """Whether a flag that is not the command's own was given; it is taken away."""
+    if flag not in arguments or (flag == "--trust" and command not in READING):
+        return False
+    arguments.remove(flag)
+    return True
+
+
+def _trusting(command: str, arguments: list[str]) -> str:
+    return f"python -m obbo_lightning {shlex.join([command, *arguments, '--trust'])}"

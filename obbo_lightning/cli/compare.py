@@ -12,6 +12,7 @@ from obbo_lightning.experiments.grid import Grid, read_grid
 from obbo_lightning.experiments.local import LocalLauncher
 from obbo_lightning.experiments.slurm import SlurmLauncher
 from obbo_lightning.experiments.slurm_request import read_request
+from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.settings.files import Settings, find_config
 from obbo_lightning.settings.flags import read_flags
 from obbo_lightning.training.run import warn_in_lines
@@ -29,7 +30,7 @@ def run(arguments: list[str]) -> int:
     flags.add_argument("--measure", action="store_true")
     asked, rest = flags.parse_known_args(arguments)
     _require_launcher(asked)
-    console, jobs = Console(), asked.jobs or 1
+    console, jobs = PlainConsole(), asked.jobs or 1
     request = read_request(asked.slurm) if asked.slurm else {}
     grid = read_grid(find_config(asked.config, "compare"), _settings(rest))
     root = asked.output / grid.name

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from obbo_lightning.cli.flags import Flags
+from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.serving.export import export
 from obbo_lightning.serving.parcel import title_of
 
@@ -18,7 +17,7 @@ def run(arguments: list[str]) -> int:
     flags.add_argument("--format", default="safetensors", dest="kind")
     asked = flags.parse_args(arguments)
     parcel = export(asked.run, asked.out, asked.checkpoint, asked.kind)
-    console = Console()
+    console = PlainConsole()
     console.print(f"{asked.out}: {title_of(parcel)}", soft_wrap=True, highlight=False)
     for file in sorted(asked.out.iterdir()):
         console.print(f"  {file.name}  {file.stat().st_size / 1000:.1f} kB", soft_wrap=True, highlight=False)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.runs.checkpoints import newest_checkpoint, verify_checkpoint
+from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.settings.schema import complete
@@ -38,5 +38,5 @@ def judge(command: str, arguments: list[str]) -> int:
     for name in (n for n in found if not n.endswith("_se")):
         error = found.get(f"{name}_se")
         table.add_row(name, f"{found[name]:.4f}" + ("" if error is None else f" ± {error:.4f}"))
-    Console().print(table)
+    PlainConsole().print(table)
     return 0

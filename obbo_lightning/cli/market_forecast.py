@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags
+from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.serving.forecast import Forecast, forecast
 from obbo_lightning.serving.forecast_files import write_forecast
 
@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
     output = asked.output or Path(asked.directory) / "forecast.csv"
     found = forecast(asked.directory, asked.prices, asked.events, asked.columns, asked.bars, asked.checkpoint)
     written = write_forecast(found, output)
-    console = Console()
+    console = PlainConsole()
     console.print(_table(found))
     console.print("beyond the last bar the spline is constant, and so is its forecast", highlight=False)
     for path in written:

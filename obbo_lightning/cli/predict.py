@@ -12,6 +12,7 @@ from rich.table import Table
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.core.validation import at_least, positive
 from obbo_lightning.parts import short_name
+from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.serving.events import is_market
@@ -60,7 +61,7 @@ def _classify(found: LearnedNetwork, asked: argparse.Namespace, title: str) -> i
     support = read_support(asked.support, found.inputs)
     assert support.labels is not None
     queries = read_query(asked.query, found.inputs, set(support.labels))
-    console = Console()
+    console = PlainConsole()
     with Progress(console=console, transient=True) as progress:
         progress.add_task(f"adapting to {len(support.labels)} examples", total=None)
         adapted = found.adapt(support.given, support.labels, steps, lr)

@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.experiments.report import write_report
+from obbo_lightning.runs.console import PlainConsole
 
 
 def run(arguments: list[str]) -> int:
@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
     ticker, _, day = (asked.event or "").partition(" ")
     title = asked.title or asked.directories[0].resolve().name
     report = write_report(asked.directories, output, title, (ticker, day) if asked.event else None, asked.reference)
-    console = Console()
+    console = PlainConsole()
     for table in report.tables:
         shown = Table(title=table.name)
         for i, name in enumerate(table.columns):

@@ -48,14 +48,14 @@ def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def _resume_caught(directory: Path, more: dict[str, Any]) -> int:
     """One of several: its failure is not the others'; a signal ends all of them."""
-    from obbo_lightning.cli import refuse
+    from obbo_lightning.cli.mistakes import refuse_error
     from obbo_lightning.training.resume import resume
 
     print(f"run {directory}", flush=True)  # whose words follow
     try:
         code = resume(directory, **more)
-    except ValueError as refusal:
-        return refuse(str(refusal))
+    except Exception as error:
+        return refuse_error(error, debug=False)
     if code >= 128:
         raise SystemExit(code)
     return code

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from obbo_lightning.core.statistics import mean_and_error, standard_error
 from obbo_lightning.experiments.comparison import Comparison
 from obbo_lightning.experiments.drawing import Drawing, finish, look_of, new_figure, set_title
+from obbo_lightning.foreign_text import drawn
 
 
 def draw_comparison(comparison: Comparison, title: str) -> list[Drawing]:
@@ -52,7 +53,7 @@ def _draw_stream(comparison: Comparison, name: str, title: str) -> Drawing:
     }
     figure, axes = new_figure(3.7)
     _draw_curves(axes[0], comparison, smooth)
-    axes[0].set(xlabel="round t", ylabel=f"stream {comparison.metric}, mean of {width} rounds")
+    axes[0].set(xlabel="round t", ylabel=f"stream {drawn(comparison.metric)}, mean of {width} rounds")
     caption = (
         f"Prequential {comparison.metric}: each round is judged before it is learned from. Mean over the last {width} "
         "rounds and over seeds, band: ± standard error over seeds."
@@ -87,7 +88,7 @@ def _draw_norms(comparison: Comparison, title: str) -> Drawing:
         axes.hist(norms[label], bins=bins.tolist(), color=look_of(labels, label)["color"])
         axes.axvline(float(np.median(norms[label])), color=axes.spines["bottom"].get_edgecolor(), ls=":", lw=1)
         axes.set_yticks([])
-        axes.set_ylabel(label.replace(", ", "\n"), rotation=0, ha="right", va="center")
+        axes.set_ylabel(drawn(label).replace(", ", "\n"), rotation=0, ha="right", va="center")
         axes.spines["left"].set_visible(False)
     rows[-1].set_xlabel("norm of the hypergradient ‖d_t‖")
     set_title(figure, title)
@@ -108,7 +109,7 @@ def _draw_tests(comparison: Comparison, name: str, title: str) -> Drawing:
             capsize=2,
             **look_of(comparison.labels, label),
         )
-    axes[0].set(xlabel="round t", ylabel=f"test {comparison.metric}, mean over tasks")
+    axes[0].set(xlabel="round t", ylabel=f"test {drawn(comparison.metric)}, mean over tasks")
     caption = (
         f"{comparison.metric.capitalize()} on the same fixed test tasks for all, adapted to from λ_t. Mean over seeds, "
         "bars: ± standard error over seeds."
@@ -130,7 +131,7 @@ def _draw_compute(comparison: Comparison, name: str, title: str) -> Drawing:
             axes[1].plot(table["seconds"], table["test"], **look)
     xlabels = ("gradients and second-derivative products so far", "seconds of rounds so far, evaluations not counted")
     for one, xlabel in zip(axes, xlabels, strict=False):
-        one.set(xlabel=xlabel, ylabel=f"test {comparison.metric}", xscale="log")
+        one.set(xlabel=xlabel, ylabel=f"test {drawn(comparison.metric)}", xscale="log")
     caption = (
         f"Test {comparison.metric} against compute, means over seeds; a line begins with its first evaluation. "
         "Seconds are those of this machine"

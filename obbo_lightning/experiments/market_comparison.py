@@ -12,6 +12,7 @@ from obbo_lightning.experiments.comparison import put_first
 from obbo_lightning.experiments.paired import as_cells, compare_pairs
 from obbo_lightning.experiments.runs import DAMAGE, LeftOut, Run
 from obbo_lightning.experiments.tables import Table
+from obbo_lightning.foreign_text import uncelled_table
 
 EVENT_COLUMNS = ("ticker", "timestamp", "naive_mse", "weight", "regret", "gradient_norm", "test_mse")
 FORECAST_COLUMNS = ("mean", "standard error", "median", "median abs. deviation")
@@ -96,8 +97,8 @@ def read_market(runs: Sequence[Run]) -> tuple[MarketComparison, list[LeftOut]]:
 def _read_lanes(run: Run) -> _Lanes:
     try:
         table = pl.read_csv(run.directory.events, try_parse_dates=True, schema_overrides={"ticker": pl.String})
-        events = table.select(pl.lit(run.label).alias("label"), *EVENT_COLUMNS)
-        with np.load(run.directory.lanes) as lanes:
+        events = uncelled_table(table).select(pl.lit(run.label).alias("label"), *EVENT_COLUMNS)
+        with np.load(run.directory.lanes, allow_pickle=False) as lanes:
             return _Lanes(events, lanes["rounds"], lanes["regret"])
     except DAMAGE as damage:
         raise ValueError(f"it is damaged: {type(damage).__name__} {' '.join(str(damage).split())}") from None

@@ -11,6 +11,7 @@ from obbo_lightning.core.problem import Task
 from obbo_lightning.experiments.drawing import INK, Drawing, finish, look_of, new_figure, set_title
 from obbo_lightning.experiments.market_comparison import MarketComparison
 from obbo_lightning.experiments.runs import Run, sorted_labels
+from obbo_lightning.foreign_text import drawn
 
 
 def draw_market(comparison: MarketComparison, title: str) -> list[Drawing]:
@@ -49,13 +50,13 @@ def _draw_scatter(comparison: MarketComparison, column: str, quantity: str, name
         axes.plot([smallest, largest], [smallest, largest], color=INK, linewidth=1)
         colour = look_of(comparison.labels, other)["color"]
         axes.loglog(theirs.clip(smallest), mine.clip(smallest), ".", color=colour, ms=3, alpha=0.5, rasterized=True)
-        axes.set_xlabel(other.replace(", ", "\n"), fontsize="small")
+        axes.set_xlabel(drawn(other).replace(", ", "\n"), fontsize="small")
         axes.set_title(f"{np.sum(mine < theirs)} / {np.sum(mine > theirs)}", fontsize="small")
         axes.tick_params(labelsize="x-small")
         axes.minorticks_off()
     for axes in panels[len(others) :]:
         axes.set_visible(False)
-    figure.supylabel(f"{quantity}, {first}", fontsize="small")
+    figure.supylabel(f"{quantity}, {drawn(first)}", fontsize="small")
     set_title(figure, title)
     caption = (
         f"{quantity[0].upper()}{quantity[1:]}: {first} (vertical) against each of the others (horizontal), one point "

@@ -22,6 +22,7 @@ from obbo_lightning.experiments.page import write_page
 from obbo_lightning.experiments.rates import BEFORE, Rates, draw_rates, has_rates, rates_tables, read_rates
 from obbo_lightning.experiments.runs import LeftOut, Run, find_runs, label_runs
 from obbo_lightning.experiments.tables import Table, write_table
+from obbo_lightning.foreign_text import cells, uncelled_table
 
 Found = Comparison | MarketComparison | Rates
 
@@ -70,7 +71,7 @@ def write_report(
         raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
     written = []
     for name, data in found._asdict().items():
-        data.with_columns(pl.col(pl.Float64).round_sig_figs(6)).write_csv(output / f"{name}.csv")
+        cells(data.with_columns(pl.col(pl.Float64).round_sig_figs(6))).write_csv(output / f"{name}.csv")
         written.append(output / f"{name}.csv")
     written += [path for table in tables for path in write_table(table, output)]
     with house_style():
@@ -129,7 +130,8 @@ def _without_folder(value: Any) -> Any:
 def _earlier(path: Path) -> Found | None:
     """What an earlier report left, where there is one."""
     try:
-        return _read_earlier(path)
+        found = _read_earlier(path)
+        return found and type(found)(*map(uncelled_table, found))
     except (OSError, pl.exceptions.PolarsError) as damage:
         reason = " ".join(str(damage).split())
         raise ValueError(f"{path} holds a damaged report: {type(damage).__name__} {reason}") from None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from obbo_lightning.experiments.names import distinct_names
-from obbo_lightning.parts import part
+from obbo_lightning.parts import UntrustedError, part
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.runs.table import read_rounds
@@ -60,6 +60,8 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
     for directory in _directories(paths):
         try:
             found.append(read_run(directory))
+        except UntrustedError:
+            raise
         except ValueError as reason:
             left_out.append(LeftOut(directory.path, str(reason)))
     if found:
@@ -102,6 +104,8 @@ def _stream_class(name: str) -> type[Stream]:
     """Of a run's data; of data that cannot be loaded any more nothing is known but that it is a stream."""
     try:
         return part("data", name)
+    except UntrustedError:
+        raise
     except ValueError:
         return Stream
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from obbo_lightning.foreign_text import cell, visible
+
 
 class Table(NamedTuple):
     """Cells that are already text.
@@ -55,13 +57,13 @@ def as_markdown(table: Table) -> str:
 
 
 def _piped(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    return "| " + " | ".join(visible(one).replace("\n", " ").replace("|", r"\|") for one in cells) + " |"
 
 
 def as_csv(table: Table) -> str:
     """The same text, one line a row."""
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([table.columns, *table.rows])
+    csv.writer(file, lineterminator="\n").writerows([map(cell, row) for row in (table.columns, *table.rows)])
     return file.getvalue()
 
 

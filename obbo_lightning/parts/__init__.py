@@ -14,8 +14,22 @@ from typing import Any, TypeVar
 
 from obbo_lightning.parts.kinds import KINDS
 from obbo_lightning.parts.modules import class_named, loaded, name_of, placed, source_file
+from obbo_lightning.parts.trust import UntrustedError, only_installed, require_trust, require_trust_within
 
-__all__ = ["KINDS", "class_named", "name_of", "names_of", "part", "placed", "register", "short_name", "source_file"]
+__all__ = [
+    "KINDS",
+    "UntrustedError",
+    "class_named",
+    "name_of",
+    "names_of",
+    "only_installed",
+    "part",
+    "placed",
+    "register",
+    "require_trust_within",
+    "short_name",
+    "source_file",
+]
 
 C = TypeVar("C", bound=type[Any])
 
@@ -80,6 +94,7 @@ def _find(kind: str, name: str, key: str) -> Any:
         return class_named(known, key) if isinstance(known, str) else known
     for point in _plug_ins(kind):
         if point.name == name:
+            require_trust(name, key, point.module)  # the working directory, too, may have entry points
             return loaded(point.load, name, key)
     if name.endswith(".py"):
         raise ValueError(f"{key} must name a class in the file, {name}:Class, got {name!r}")

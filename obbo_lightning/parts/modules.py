@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from obbo_lightning.parts.trust import anything_goes, require_trust
+
 _PREFIX = "obbo_part_"
 FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
@@ -52,8 +54,9 @@ def class_named(name: str, key: str) -> Any:
 
 def _by_dotted_name(name: str, key: str) -> Any:
     module, _, member = name.rpartition(".")
+    require_trust(name, key, module)
     here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
+    if anything_goes() and here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # as `python -m` does
     return _member(loaded(lambda: importlib.import_module(module), name, key), member, name, key)
 
@@ -67,6 +70,7 @@ def _module_of(file: Path, name: str, key: str) -> ModuleType:
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(file) and getattr(module, "__obbo_content__", content) == content:
             return module  # also a script that names its own classes
+    require_trust(name, key)
     spec = importlib.util.spec_from_file_location(_title(file), file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{key} must be a class in a Python file, got {name!r}")

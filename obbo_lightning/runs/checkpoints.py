@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import pickle  # its error alone
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,18 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = None) -> d
     file = Path(path)
     if checksum_file(file).is_file() or not file.is_file():
         verify_checkpoint(file)
-    checkpoint: dict[str, Any] = torch.load(file, map_location=map_location or "cpu", weights_only=True)
+    try:
+        # Tensors and plain values, whatever Lightning's version or the environment would have torch.load do.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles that torch did not write; they are refused in a moment
+            checkpoint: dict[str, Any] = torch.load(file, map_location=map_location or "cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(f"checkpoint {file} holds more than tensors and plain values: not read") from None
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError) as damage:
+        reason = " ".join(str(damage).split())[:200]
+        raise CheckpointError(f"checkpoint {file} cannot be read: {type(damage).__name__} {reason}") from None
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(f"checkpoint {file} must hold a mapping, got {type(checkpoint).__name__}")
     return checkpoint
 
 

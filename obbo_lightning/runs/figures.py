@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from obbo_lightning.foreign_text import drawn
 from obbo_lightning.runs.table import read_rounds
 
 # Okabe and Ito's colours, distinguishable for colour-blind readers.
@@ -28,8 +29,9 @@ def draw_figures(
     """Cumulative regret, and stream and test scores; returns the paths of the two PNG files."""
     table = {column.name: column.to_numpy() for column in read_rounds(metrics).fill_null(np.nan)}
     beside = pl.read_csv(baselines) if baselines is not None and baselines.exists() else pl.DataFrame()
-    others = {column.name: column.to_numpy() for column in beside if column.name != "round"}
+    others = {drawn(column.name): column.to_numpy() for column in beside if column.name != "round"}
     directory.mkdir(exist_ok=True)
+    title = drawn(title)
     return [
         _draw_regret(table, directory / "regret.png", title),
         _draw_scores(table, directory / f"{metric}.png", metric, untrained, title, others),
@@ -63,7 +65,7 @@ def _draw_scores(
         axes.plot(rounds[width - 1 :], _smooth(scores, width), linestyle=style, color=GREY, linewidth=1, label=name)
     if np.isfinite(untrained):  # a stream need not have test tasks
         _add_tests(axes, table, metric, untrained)
-    axes.set(xlabel="round t", ylabel=metric, title=title)
+    axes.set(xlabel="round t", ylabel=drawn(metric), title=title)
     axes.legend(frameon=False)
     return save_figure(figure, axes, path)
 

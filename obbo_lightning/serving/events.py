@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from obbo_lightning.experiments.runs import DAMAGE
+from obbo_lightning.foreign_text import uncelled_table
 from obbo_lightning.problems.spline import SmoothingSpline
 from obbo_lightning.runs.checkpoints import newest_checkpoint, read_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
@@ -40,7 +41,8 @@ def events_of(run: RunDirectory, checkpoint: Path | None) -> pl.DataFrame:
     state = read_checkpoint(chosen)
     try:
         events = pl.read_csv(run.events, try_parse_dates=True, schema_overrides={"ticker": pl.String})
-        with np.load(run.lanes) as lanes:
+        events = uncelled_table(events)
+        with np.load(run.lanes, allow_pickle=False) as lanes:
             kept = dict(zip(lanes["rounds"].tolist(), lanes["regret"], strict=True))
         agree = np.array_equal(events["regret"].to_numpy(), kept[max(kept)])
         events = events.with_columns(pl.col("timestamp").cast(pl.Datetime("us")))

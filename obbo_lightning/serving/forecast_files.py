@@ -8,6 +8,7 @@ import polars as pl
 from matplotlib.axes import Axes
 
 from obbo_lightning.experiments.drawing import COLOURS, INK, Drawing, finish, house_style, new_figure, save_drawing
+from obbo_lightning.foreign_text import cells, drawn
 from obbo_lightning.serving.forecast import Forecast
 
 SHOWN = 6
@@ -23,7 +24,7 @@ def write_forecast(found: Forecast, path: Path) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         for file, table in files.items():
             aside = file.with_suffix(".part")
-            table.write_csv(aside, datetime_format="%Y-%m-%d %H:%M:%S")
+            cells(table).write_csv(aside, datetime_format="%Y-%m-%d %H:%M:%S")
             os.replace(aside, file)
         with house_style():
             return [*files, *save_drawing(draw_forecast(found, path.stem), path.parent)]
@@ -67,5 +68,6 @@ def _draw_event(axes: Axes, curve: pl.DataFrame, event: dict[str, object]) -> No
         axes.plot(step[~past], actual[~past], ".", color=INK, markersize=2.5, label="actual")
     axes.axvline(0, color=INK, linewidth=1, linestyle=":")
     errors = "" if event["rmse"] is None else f", {event['rmse']:.3g} / {event['last_value_rmse']:.3g}"
-    axes.set_title(f"{event['ticker']} {event['event']:%Y-%m-%d}\nλ = {event['weight']:.2g}{errors}", fontsize="small")
+    ticker = drawn(str(event["ticker"]))
+    axes.set_title(f"{ticker} {event['event']:%Y-%m-%d}\nλ = {event['weight']:.2g}{errors}", fontsize="small")
     axes.tick_params(labelsize="x-small")

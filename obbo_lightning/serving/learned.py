@@ -15,7 +15,7 @@ from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.recipes import make_again
 from obbo_lightning.core.validation import at_least, positive
 from obbo_lightning.networks.flat import forgetful, seeded, without_noise
-from obbo_lightning.parts import class_named, short_name
+from obbo_lightning.parts import class_named, only_installed, short_name
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.serving.heads import with_classes
 from obbo_lightning.serving.inputs import Inputs, inputs_from
@@ -25,13 +25,18 @@ from obbo_lightning.serving.parcel import Parcel, read_parcel, require_finite
 BATCH = 256  # queries that go through a network together; their predictions do not depend on one another
 
 
-def load(path: str | Path) -> "Learned":
+def load(path: str | Path, trust: bool = False) -> "Learned":
     """What was learned, from an export, a run directory (its newest checkpoint) or a checkpoint file.
 
     For few-shot runs a `LearnedNetwork`, which adapts to new classes; for others λ by names. Needs neither the training
-    data nor Lightning. A file of yours is executed only where the network is a class in it (``file.py:Class``).
+    data nor Lightning.
+
+    Args:
+        path: of it.
+        trust: run the code that it names (``file.py:Class``), where that is neither installed nor loaded already.
     """
-    return learned(read_parcel(Path(path)))
+    with only_installed(None if trust else f"load({str(path)!r}, trust=True)"):
+        return learned(read_parcel(Path(path)))
 
 
 def learned(parcel: Parcel) -> "Learned":
@@ -72,6 +77,8 @@ class LearnedNetwork(Learned):
         self._make: Callable[[], nn.Module] = make_again(self.about["network"])
         self.inputs: Inputs = inputs_from(self.about["inputs"])
         self.solver: InnerSolver = make_again(self.about["inner"])
+        # Found here, where it is known who is trusted, and not when it is needed.
+        self._kind, self._settings = _few_shot(self.about["problem"]), make_again(self.about["with"])
         with seeded(0, torch.device("cpu")):
             self._network = self._make()
         try:
@@ -124,10 +131,7 @@ class LearnedNetwork(Learned):
             ways = without_noise(forgetful(self.network()))(examples).shape[1]
         if ways != classes:
             network = with_classes(network, self._make, ways, classes)
-        cls = class_named(self.about["problem"], "an export's problem")
-        if not (isinstance(cls, type) and issubclass(cls, FewShot)):
-            raise ValueError(f"an export's problem must be a FewShot, got {self.about['problem']!r}")
-        return cls(network=network, **make_again(self.about["with"]))
+        return self._kind(network=network, **self._settings)
 
 
 class Adapted:
@@ -167,6 +171,13 @@ class Adapted:
     def predict(self, queries: Any, transductive: bool = False) -> list[Hashable]:
         """The likeliest class of each query."""
         return [self.classes[i] for i in self.probabilities(queries, transductive).argmax(-1).tolist()]
+
+
+def _few_shot(name: str) -> type[FewShot]:
+    cls = class_named(name, "an export's problem")
+    if not (isinstance(cls, type) and issubclass(cls, FewShot)):
+        raise ValueError(f"an export's problem must be a FewShot, got {name!r}")
+    return cls
 
 
 def _overridden(solver: InnerSolver, steps: int | None, lr: float | None) -> InnerSolver:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from obbo_lightning.foreign_text import cell, drawn
 from obbo_lightning.runs.directory import write_atomically
 from obbo_lightning.serving.learned import BATCH, Adapted
 from obbo_lightning.serving.sets import Examples
@@ -53,11 +54,11 @@ class Predictions(NamedTuple):
         """The CSV at once or not at all, and a picture beside it; ``what`` a query is: a file, or a row."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        actual = self.queries.labels
-        rows.writerow([what, *(["actual"] if actual else []), "predicted", *(f"p({name})" for name in self.classes)])
+        actual, chances = self.queries.labels, [f"p({name})" for name in self.classes]
+        rows.writerow(map(cell, [what, *(["actual"] if actual else []), "predicted", *chances]))
         for i, (name, predicted) in enumerate(zip(self.queries.names, self.predicted, strict=True)):
             chances = [f"{p:.6f}" for p in self.probabilities[i].tolist()]
-            rows.writerow([name, *([actual[i]] if actual else []), predicted, *chances])
+            rows.writerow(map(cell, [name, *([actual[i]] if actual else []), predicted, *chances]))
         write_atomically(path, text.getvalue())
         return [path, draw_predictions(self, path.with_suffix(".png"))]
 
@@ -91,7 +92,7 @@ def draw_predictions(found: Predictions, path: Path) -> Path:
         predicted, known = found.predicted[i], found.queries.labels
         right = known is None or known[i] == predicted
         title = f"{predicted}  {found.probabilities[i].max():.2f}" + ("" if right else f"\nis {known[i]}")  # type: ignore[index]
-        place.set_title(title, fontsize=9, color=BLUE if right else ORANGE)
+        place.set_title(drawn(title), fontsize=9, color=BLUE if right else ORANGE)
     aside = path.with_name(f".{path.name}")
     figure.savefig(aside, dpi=120, format="png")
     plt.close(figure)
@@ -105,5 +106,5 @@ def _draw_one(place: Any, found: Predictions, i: int) -> None:
         place.imshow(one if one.shape[2] == 3 else one[:, :, 0], cmap="gray", vmin=0, vmax=255)
     else:
         place.barh(range(len(found.classes)), found.probabilities[i].numpy(), color="#999999")
-        place.text(0, -0.9, f"row {found.queries.names[i]}", fontsize=7, va="top")
+        place.text(0, -0.9, drawn(f"row {found.queries.names[i]}"), fontsize=7, va="top")
         place.set(xlim=(0, 1), ylim=(len(found.classes), -1))

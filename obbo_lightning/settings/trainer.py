@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from obbo_lightning.parts import part
+from obbo_lightning.parts import part, require_trust_within
 from obbo_lightning.settings.files import ConfigError, Settings
 
 # What a run decides by itself, or cannot be served: with what to say instead.
@@ -46,6 +46,7 @@ def check_trainer(settings: Settings) -> Namespace:
     from lightning import Trainer
 
     given = settings.get("trainer") or {}
+    require_trust_within(given, "trainer")
     for key, instead in SET_BY_THE_RUN.items():
         value = given.get(key)
         if value is not None and value != inspect.signature(Trainer).parameters[key].default:

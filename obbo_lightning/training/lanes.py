@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from obbo_lightning.foreign_text import cells
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.training.module import OnlineBilevelModule
 
@@ -67,9 +68,8 @@ class LaneRecorder(L.Callback):
             "gradient_norm": self.gradient_norm.tolist(),
             **{name: scores for name, scores in tested.items() if scores},  # none without test tasks
         }
-        self.lanes.with_columns(**{name: pl.Series(values) for name, values in columns.items()}).write_csv(
-            self.run.events
-        )
+        table = self.lanes.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
+        cells(table).write_csv(self.run.events)
 
 
 def _played(module: L.LightningModule) -> Any:

@@ -18,6 +18,7 @@ from obbo_lightning.core.recipes import make_again, recipe_of
 from obbo_lightning.core.rounds import Round, play
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least, instance_of, one_of
+from obbo_lightning.parts import only_installed
 from obbo_lightning.runs.checkpoints import read_checkpoint
 from obbo_lightning.streams.stream import Stream
 from obbo_lightning.training.evaluation import evaluate, gathered
@@ -244,13 +245,14 @@ class OnlineBilevelModule(L.LightningModule):
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | os.PathLike[str], map_location: Any = None, **parts: Any
+        cls, checkpoint_path: str | os.PathLike[str], map_location: Any = None, trust: bool = False, **parts: Any
     ) -> "OnlineBilevelModule":
         """The module as it was saved: λ, its problem and its algorithm.
 
         Args:
             checkpoint_path: a file of `ModelCheckpoint`, or of a run directory.
             map_location: where to put λ.
+            trust: run the code that it names (``file.py:Class``), where that is neither installed nor loaded already.
             parts: ``problem`` or ``algorithm``, where a checkpoint cannot say how they are made (a network that was
                 given as an object has weights, but no recipe).
         """
@@ -262,7 +264,9 @@ class OnlineBilevelModule(L.LightningModule):
             reason = recipe.pop(f"no_{name}", None)
             if reason and name not in parts:
                 raise ValueError(f"load_from_checkpoint needs {name}=…: {reason}")
-        module = cls(**{**make_again(recipe), **parts}, outer=checkpoint["state_dict"]["outer"])
+        with only_installed(None if trust else "load_from_checkpoint(…, trust=True)"):
+            made = {**make_again({k: v for k, v in recipe.items() if k not in parts}), **parts}
+        module = cls(**made, outer=checkpoint["state_dict"]["outer"])
         module.on_load_checkpoint(checkpoint)
         return module
 

@@ -7,6 +7,7 @@ import lightning as L
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from obbo_lightning.foreign_text import visible
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.rows import Row
@@ -32,7 +33,7 @@ class RoundProgress(L.Callback):
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=8),
-            TextColumn("{task.fields[shown]}"),
+            TextColumn("{task.fields[shown]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=self.console,
             refresh_per_second=2,  # on a machine whose cores are all busy every refresh makes them wait for one another
@@ -59,7 +60,7 @@ class RoundProgress(L.Callback):
     def on_wait(self, what: str) -> None:
         """Say so."""
         if self._progress is not None:
-            self._progress.update(self._bar, shown=f"waiting for {what}")
+            self._progress.update(self._bar, shown=visible(f"waiting for {what}"))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Lightning tears nothing down after an exception."""

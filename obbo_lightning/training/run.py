@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import lightning as L
 import polars as pl
 import yaml
-from rich.console import Console
 
 from obbo_lightning.core.validation import at_least
+from obbo_lightning.foreign_text import cells, visible
 from obbo_lightning.runs.baselines import write_baselines
+from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of
@@ -37,6 +38,16 @@ from obbo_lightning.training.ranks import is_first, local_processes, lost_a_rank
 from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.signals import Stopped
 from obbo_lightning.training.trainer import make_trainer, require_trainer
+
+
+class RunFailedError(Exception):
+    """A run that had begun and could not go on: a full disk, a task that cannot be read, a defect."""
+
+    exit_code = 1
+
+    def __init__(self, error: Exception, go_on: str) -> None:
+        said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        super().__init__(f"{type(error).__name__}: {said} (--debug shows where); {go_on}")
 
 
 class Parts(NamedTuple):
@@ -103,7 +114,7 @@ def fit(
         parts: what the settings build, where that was done already.
     """
     began, first = time.perf_counter(), is_first()
-    console = Console(quiet=quiet or not first)
+    console = PlainConsole(quiet=quiet or not first)
     module, data, stream = parts or build(settings)
     every = settings["evaluation"]["every"], settings["checkpoint"]["every"]
     recorder = Recorder(run, data.test, stream.metric.name, *every, module.more_columns, module.problem.blocks)
@@ -133,7 +144,7 @@ def fit(
 def _write_settings(settings: Settings, run: RunDirectory, stream: Stream) -> None:
     write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
     if stream.skipped:
-        pl.DataFrame(stream.skipped).write_csv(run.path / "skipped.csv")
+        cells(pl.DataFrame(stream.skipped)).write_csv(run.path / "skipped.csv")
 
 
 def _conclude(
@@ -158,7 +169,7 @@ def _conclude(
 
 def warn_in_lines() -> None:
     """A warning is one line without a place in the code; Lightning has its own format, and must be there before."""
-    warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {visible(str(message))}\n"
 
 
 def play_to_exit_code(settings: Settings, run: RunDirectory, checkpoint: Path | None, parts: Parts) -> int:
@@ -178,14 +189,14 @@ def play_to_exit_code(settings: Settings, run: RunDirectory, checkpoint: Path | 
         if is_first():
             print(f"obbo: {blow_up}", file=sys.stderr)
         return 1
-    except (ValueError, RuntimeError) as error:  # refusals came before: this one is a defect, and its place matters
+    except Exception as error:
         lost = lost_a_rank(error)
-        if not lost:
-            traceback.print_exc()
-        elif is_first():
+        if is_first() and not lost:
+            raise RunFailedError(error, go_on) from error
+        if is_first():
             print(f"obbo: another process of this run is gone; {go_on}", file=sys.stderr)
-        if not is_first() or lost:
-            sys.stderr.flush()
-            os._exit(1)  # torch would wait for the others
-        return 1
+        elif not lost:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # torch would wait for the others
     return 0

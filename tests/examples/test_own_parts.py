@@ -103,7 +103,7 @@ def test_an_own_part_is_played_and_resumed_bit_for_bit(folder, flags, monkeypatc
     (stopped / "summary.json").unlink()
     (stopped / "checkpoints" / "round-00000020.ckpt").unlink()
     monkeypatch.chdir(folder.parent)  # the run knows where its parts are
-    assert cli.main(["resume", str(stopped)]) == 0
+    assert cli.main(["resume", str(stopped), "--trust"]) == 0
     assert (stopped / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
     assert len(rows(stopped)) == 20
 
@@ -141,7 +141,7 @@ def test_own_parts_are_compared_and_reported(folder, capsys):
         f"{name}-seed_{seed}" for name in ("obbo", "Sparse") for seed in (0, 1, 2)
     )
     capsys.readouterr()
-    assert cli.main(["report", str(cells)]) == 0
+    assert cli.main(["report", str(cells), "--trust"]) == 0
     table = (cells / "report" / "table.md").read_text()
     assert "stream explained, last 100" in table
     assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == ["obbo", "Sparse"]
@@ -167,7 +167,7 @@ def test_a_run_of_own_parts_is_killed_in_a_process_of_its_own_and_resumed(folder
     process.wait()
     run = only(folder / "killed" / "ridge")
     assert not (run / "summary.json").exists()
-    resumed = [sys.executable, "-m", "obbo_lightning", "resume", str(run)]
+    resumed = [sys.executable, "-m", "obbo_lightning", "resume", str(run), "--trust"]
     done = subprocess.run(resumed, env=environment, cwd="/", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (run / "metrics.csv").read_bytes() == (only(folder / "whole" / "ridge") / "metrics.csv").read_bytes()

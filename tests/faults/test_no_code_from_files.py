@@ -1,0 +1,267 @@
+"""Files that somebody else wrote: nothing in them is ever run unless it is asked for."""
+
+import hashlib
+import os
+import pickle
+import shutil
+import sys
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from obbo_lightning import cli, load
+from obbo_lightning.runs.checkpoints import CheckpointError, read_checkpoint
+from obbo_lightning.training.checkpoints import ExactCheckpoints
+from obbo_lightning.training.module import OnlineBilevelModule
+
+SMALL = ["--config", "quadratic", "--rounds", "3", "--evaluation.tasks", "1", "--checkpoint.every", "1"]
+OWN = """
+from pathlib import Path
+from obbo_lightning.streams.quadratic import QuadraticData
+
+Path("RAN").touch()
+
+class Mine(QuadraticData):
+    pass
+"""
+
+
+class Payload:
+    """Its unpickling would make a file."""
+
+    def __reduce__(self):
+        return os.system, ("touch EXECUTED",)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    assert cli.main(["fit", *SMALL, "--output", str(folder / "runs")]) == 0
+    (run,) = (folder / "runs").glob("*/*")
+    return run
+
+
+@pytest.fixture
+def poisoned(finished, tmp_path, monkeypatch):
+    """A run whose newest checkpoint has a payload, and the right checksum."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "summary.json").unlink()
+    file = sorted((run / "checkpoints").glob("*.ckpt"))[-1]
+    content = torch.load(file, weights_only=True)
+    torch.save({"extra": Payload(), **content}, file)
+    file.with_suffix(".sha256").write_text(hashlib.sha256(file.read_bytes()).hexdigest() + "\n")
+    return run
+
+
+@pytest.mark.parametrize("variable", ["", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_WEIGHTS_ONLY_LOAD"])
+@pytest.mark.parametrize("command", ["resume", "validate", "test", "export", "predict"])
+def test_no_command_runs_what_a_checkpoint_holds(poisoned, tmp_path, monkeypatch, capsys, variable, command):
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    assert cli.main([command, str(poisoned), *(["out"] if command == "export" else [])]) == 2
+    error = capsys.readouterr().err
+    assert "holds more than tensors and plain values" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "EXECUTED").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
+def test_no_function_runs_what_a_checkpoint_holds(poisoned, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    (tmp_path / "EXECUTED").unlink(missing_ok=True)
+    file = sorted((poisoned / "checkpoints").glob("*.ckpt"))[-1]
+    whole = sorted((poisoned / "checkpoints").glob("*.ckpt"))[0]
+    module = OnlineBilevelModule.load_from_checkpoint(whole)
+    trainer = L.Trainer(
+        plugins=[ExactCheckpoints()], logger=False, max_epochs=1, accelerator="cpu", enable_progress_bar=False
+    )
+    loader = torch.utils.data.DataLoader([0], collate_fn=list)
+    for read in (
+        lambda: read_checkpoint(file),
+        lambda: load(file),
+        lambda: load(poisoned),
+        lambda: OnlineBilevelModule.load_from_checkpoint(file),
+        lambda: ExactCheckpoints().load_checkpoint(file, weights_only=False),
+        lambda: trainer.fit(module, loader, ckpt_path=str(file), weights_only=False),
+    ):
+        with pytest.raises(CheckpointError, match="holds more than tensors"):
+            read()
+        assert not (tmp_path / "EXECUTED").exists()
+    with pytest.warns(UserWarning, match="TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"):
+        torch.load(file)
+    assert (tmp_path / "EXECUTED").exists()  # the payload is one
+
+
+def test_a_checkpoint_that_is_no_checkpoint_is_one_line(poisoned, capsys):
+    file = sorted((poisoned / "checkpoints").glob("*.ckpt"))[-1]
+    for content in (b"", b"PK\x03\x04 not a zip", pickle.dumps([1, 2]), os.urandom(200)):
+        file.write_bytes(content)
+        file.with_suffix(".sha256").write_text(hashlib.sha256(content).hexdigest() + "\n")
+        assert cli.main(["resume", str(poisoned)]) == 2
+        error = capsys.readouterr().err
+        assert str(file) in error
+        assert error.count("\n") == 1
+
+
+def test_arrays_are_read_without_pickles(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.savez("evil.npz", examples=np.array([Payload()] * 40), labels=np.array([Payload()] * 40))
+    for flags in (["--data", "examples"], ["--data", "images"]):
+        assert cli.main(["fit", *flags, "--data.path", "evil.npz"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "EXECUTED").exists()
+
+
+def test_cifars_pickles_hold_arrays_only(tmp_path, monkeypatch):
+    from obbo_lightning.streams.fc100 import _unpickle
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").write_bytes(pickle.dumps({"data": Payload()}))
+    with pytest.raises(pickle.UnpicklingError, match="is no array"):
+        _unpickle(tmp_path / "train")
+    assert not (tmp_path / "EXECUTED").exists()
+
+
+def test_yaml_makes_no_objects(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.yaml").write_text("rounds: !!python/object/apply:os.system ['touch EXECUTED']\n")
+    assert cli.main(["fit", "--config", "evil.yaml"]) == 2
+    assert cli.main(["fit", "--rounds", "!!python/object/apply:os.system ['touch EXECUTED']"]) == 2
+    assert cli.main(["compare", "--config", "evil.yaml"]) == 2
+    assert capsys.readouterr().err.count("\n") == 3
+    assert not (tmp_path / "EXECUTED").exists()
+
+
+def forget():
+    """As another process would: nothing of the file is loaded."""
+    for name in [name for name in sys.modules if name == "mine" or name.startswith("obbo_part_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mine.py").write_text(OWN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert cli.main(["fit", *SMALL, "--data", "mine.py:Mine"]) == 0
+    assert (folder / "RAN").exists()  # the name was typed
+    return next((folder / "runs").glob("*/*"))
+
+
+@pytest.fixture
+def own(played, tmp_path, monkeypatch):
+    """A finished run of a stream in a file, as another process finds it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    shutil.copytree(played, tmp_path / "run")
+    forget()
+    yield tmp_path / "run"
+    forget()
+
+
+COMMANDS = {
+    "resume": ["resume", "RUN", "--rounds", "4"],
+    "validate": ["validate", "RUN"],
+    "test": ["test", "RUN"],
+    "export": ["export", "RUN", "out"],
+    "predict": ["predict", "RUN"],
+    "report": ["report", "RUN"],
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_run_does_not_run_a_file_unless_it_is_trusted(own, words, tmp_path, capsys):
+    words = [str(own) if word == "RUN" else word for word in words]
+    capsys.readouterr()
+    if words[0] == "export":  # a checkpoint names the problem, which is ours; the config is not read
+        config = (own / "config.yaml").read_text()
+        assert "mine.py:Mine" in config
+        assert cli.main(words) == 0
+    else:
+        assert cli.main(words) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert f"if you trust it, python -m obbo_lightning {' '.join(words)} --trust" in error
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_a_trusted_run_goes_on(own, tmp_path):
+    assert cli.main(["resume", str(own), "--rounds", "4", "--trust"]) == 0
+    assert (tmp_path / "RAN").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data", "{name: mine.Mine}"),
+        ("problem", "{name: mine.Mine}"),
+        ("trainer", "{callbacks: [mine.Mine]}"),
+        ("trainer", "{callbacks: [{name: ModelCheckpoint, x: {class_path: mine.Mine}}]}"),
+        ("trainer", "{strategy: {class_path: mine.Mine}}"),
+        ("trainer", "{profiler: mine.Mine}"),
+        ("trainer", "{plugins: [{class_path: mine.Mine}]}"),
+    ],
+)
+def test_no_setting_of_a_run_imports_from_the_working_directory(finished, tmp_path, monkeypatch, capsys, key, value):
+    import yaml
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` does
+    (tmp_path / "mine.py").write_text(OWN)
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    given = yaml.safe_load(value)
+    settings[key] = {**settings[key], **given} if key == "trainer" else given
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert cli.main(["validate", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert "is code that no installed package has" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_entry_points_that_lie_about_are_not_installed(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.egg-info").mkdir()
+    (tmp_path / "mine.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (tmp_path / "mine.egg-info" / "entry_points.txt").write_text("[obbo_lightning.data]\nlurking = mine:Mine\n")
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("name: quadratic", "name: lurking"))
+    assert cli.main(["test", str(run)]) == 2
+    assert "is code that no installed package has" in capsys.readouterr().err
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_a_checkpoint_and_an_export_do_not_run_a_file(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    file = tmp_path / "round-1.ckpt"
+    content = torch.load(sorted((finished / "checkpoints").glob("*.ckpt"))[-1], weights_only=True)
+    content["recipe"]["problem"]["part"] = f"{tmp_path}/mine.py:Mine"
+    torch.save(content, file)
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "export.json").write_text(
+        '{"format": 1, "network": {"network": "mine.Mine", "with": {}}, "round": 1, "problem": "mine.Mine",'
+        ' "inputs": null, "with": {}, "inner": null}'
+    )
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.ones(1)}, tmp_path / "export" / "weights.safetensors")
+    for read in (
+        lambda: load(file),
+        lambda: OnlineBilevelModule.load_from_checkpoint(file),
+        lambda: load(tmp_path / "export"),
+    ):
+        with pytest.raises(ValueError, match="trust=True"):
+            read()
+    assert not (tmp_path / "RAN").exists()
