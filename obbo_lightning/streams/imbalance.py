@@ -40,6 +40,7 @@ class ImbalanceStream(Stream):
     """
 
     metric = Metric("balanced_accuracy", higher_is_better=True)
+    also = ("accuracy",)
     problem_type = VectorScaling
     network_type = MLP
     decided = ("ways", "shape")

@@ -37,6 +37,7 @@ class Stream(Part, ABC):
 
     Attributes:
         metric: what test tasks and rounds are scored by, with its direction.
+        also: further scores of the problem that metrics.csv has of each round.
         problem_type: what is learned from the tasks, unless ``--problem`` names something else.
         network_type: what network is adapted in a problem that takes one, unless ``--problem.network`` names another.
         decided: which arguments of a problem or a network are not the user's to choose, because the tasks decide them;
@@ -53,6 +54,7 @@ class Stream(Part, ABC):
     """
 
     metric: Metric = Metric()
+    also: ClassVar[tuple[str, ...]] = ()
     problem_type: ClassVar[type[Problem] | None] = None
     network_type: ClassVar[type[nn.Module] | None] = None
     decided: ClassVar[tuple[str, ...]] = ()

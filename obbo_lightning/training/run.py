@@ -117,7 +117,8 @@ def fit(
     console = PlainConsole(quiet=quiet or not first)
     module, data, stream = parts or build(settings)
     every = settings["evaluation"]["every"], settings["checkpoint"]["every"]
-    recorder = Recorder(run, data.test, stream.metric.name, *every, module.more_columns, module.problem.blocks)
+    more = [*stream.also, *module.more_columns]
+    recorder = Recorder(run, data.test, stream.metric.name, *every, more, module.problem.blocks)
     if first:
         _write_settings(settings, run, stream)
     logger = make_logger(settings, run, console) if first else None

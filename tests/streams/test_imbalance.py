@@ -1,5 +1,6 @@
 """Classes that come with different frequencies."""
 
+import csv
 import json
 
 import numpy as np
@@ -123,6 +124,8 @@ def test_a_run_says_what_it_must_beat(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["metric"] == "balanced_accuracy"
     assert len(summary["baselines"]) == 4
+    first = next(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
+    assert 0 < float(first["accuracy"]) != float(first["balanced_accuracy"]) > 0
     header = (run / "outer.csv").read_text().splitlines()[0]
     assert header.startswith("round,offset[0],")
     assert header.endswith(",scale[9]")
