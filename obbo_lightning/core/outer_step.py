@@ -50,8 +50,8 @@ class OuterStep:
         outer: λ, updated in place.
         algorithm: brings the memory, the outer rule and the clipping.
         regret_window: w_R, the yardstick's window: it belongs to the experiment, the same for every algorithm.
-        on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first; a lane whose step
-            overflows keeps λ_t.
+        on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first; a
+            lane whose step overflows keeps λ_t.
         optimizer: the outer rule, where somebody else has made it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
         blocks: of λ, where it has them.
@@ -130,7 +130,7 @@ class OuterStep:
         return hypergradients.where(finite.unsqueeze(-1), 0.0), (~finite).any(0)
 
     def _kept(self, before: Tensor) -> Tensor:
-        """Lanes whose step overflowed keep λ_t; like a hypergradient that is not finite they are skipped, or refused."""
+        """Lanes whose step overflowed keep λ_t: skipped or refused, like a hypergradient that is not finite."""
         finite = self.outer.isfinite().all(-1, keepdim=True)  # [lanes, 1]
         if not bool(finite.all()):
             lanes = (~finite).flatten().nonzero().flatten().tolist()

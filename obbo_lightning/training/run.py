@@ -19,7 +19,7 @@ from obbo_lightning.runs.baselines import write_baselines
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
-from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of
+from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of, without_nonfinite
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.files import Settings
@@ -166,6 +166,7 @@ def _conclude(
         summary |= {"events": len(stream.lanes), "events_skipped": len(stream.skipped)}
         summary |= last_value(stream.lanes, stream.metric.name)
     notes = parts.module.problem.notes()
+    summary = without_nonfinite(summary)
     run.write_summary({**summary, "notes": notes} if notes else summary)
     return figures, {**summary, "notes": notes}
 
