@@ -113,7 +113,7 @@ class HypergradientWindow(Memory):
     def __init__(self, window: int, discount: float = 1.0) -> None:
         self.window = at_least("window", window, 1)
         self.discount = fraction("discount", discount)
-        self._weight = float(sum(discount**i for i in range(window)))
+        self._weight = float(window if discount == 1 else sum(discount**i for i in range(window)))
         self.rounds = 0
         self._slots: Tensor | None = None  # [w, lanes, d]
         self._newer: Tensor | None = None  # [lanes, d]

@@ -27,7 +27,7 @@ class StepRecord(NamedTuple):
         regret: euclidean, generalized (or None) and exact (or None), so far ``[lanes]``; where λ has several blocks
             also of each: ``euclidean/NAME``.
         hypergradient_error: ‖d_t − ∇F_t(λ_t)‖ ``[lanes]`` where the problem knows ∇F_t, else None.
-        skipped: lanes whose hypergradient was not finite ``[lanes]``.
+        skipped: lanes whose hypergradient, or whose λ after the step, was not finite ``[lanes]``.
         outer: λ_{t+1} ``[lanes, d]``, a copy.
         numbers: ``lr``, α_t where it is auto, and ‖G_X‖ of each of several blocks, ``generalized_norm/NAME``; α_t is
             ``lr/NAME`` where λ has blocks ``[lanes]``.
@@ -50,7 +50,8 @@ class OuterStep:
         outer: λ, updated in place.
         algorithm: brings the memory, the outer rule and the clipping.
         regret_window: w_R, the yardstick's window: it belongs to the experiment, the same for every algorithm.
-        on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first.
+        on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first; a
+            lane whose step overflows keeps λ_t.
         optimizer: the outer rule, where somebody else has made it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
         blocks: of λ, where it has them.
@@ -101,6 +102,7 @@ class OuterStep:
         self.outer.grad = direction
         self._apply()
         self.outer.grad = None
+        skipped = skipped | self._kept(before)
         generalized = None
         if isinstance(self.optimizer, BregmanProx):
             generalized = self.optimizer.generalized(before, self.outer)
@@ -126,6 +128,19 @@ class OuterStep:
                 f"use a smaller inner.lr, a stronger inner curvature, or on_nonfinite 'skip'"
             )
         return hypergradients.where(finite.unsqueeze(-1), 0.0), (~finite).any(0)
+
+    def _kept(self, before: Tensor) -> Tensor:
+        """Lanes whose step overflowed keep λ_t: skipped or refused, like a hypergradient that is not finite."""
+        finite = self.outer.isfinite().all(-1, keepdim=True)  # [lanes, 1]
+        if not bool(finite.all()):
+            lanes = (~finite).flatten().nonzero().flatten().tolist()
+            self.outer.copy_(self.outer.where(finite, before))  # also where it is raised: a λ that was is not lost
+            if self.on_nonfinite == "raise":
+                raise FloatingPointError(
+                    f"outer variable is not finite after its step in {len(lanes)} of {len(finite)} lanes (first: "
+                    f"{lanes[:5]}); use a smaller lr, a clip, a bounded domain, or on_nonfinite 'skip'"
+                )
+        return ~finite.squeeze(-1)
 
     def _clipped(self, direction: Tensor) -> Tensor:
         if self.clip is None:

@@ -16,7 +16,7 @@ def read_request(path: Path) -> dict[str, Any]:
     """What the jobs ask of Slurm, from a YAML file, in submitit's words."""
     try:
         # As written, all of it: to YAML 12:00:00 is a number, 43200.
-        found = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
+        found = yaml.load(path.read_text(), Loader=yaml.BaseLoader)  # noqa: S506 it makes words only
     except OSError as error:
         raise ConfigError(f"--slurm file {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

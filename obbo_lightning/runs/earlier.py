@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.settings.files import ConfigError, Settings
+from obbo_lightning.settings.files import ConfigError, Settings, require_few_values
 
 STEPPING = ("obbo", "sobbo", "sobow", "oagd", "adam", "sgdm")  # those that take `scale` and `blocks`
 
@@ -14,7 +14,8 @@ def read_settings(run: RunDirectory) -> Settings:
     """What config.yaml says, in the words of this version."""
     try:
         settings = yaml.safe_load(run.config.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as damage:
+        require_few_values(settings, str(run.config))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as damage:
         raise ConfigError(f"{run.config} cannot be read: {type(damage).__name__}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{run.config} must hold the settings of a run, got something else")

@@ -94,6 +94,19 @@ def _known(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def without_nonfinite(value: Any) -> Any:
+    """The same as JSON has it, which knows neither NaN nor infinity: null.
+
+    >>> without_nonfinite({"gain": float("nan"), "baselines": {"fixed": [1.0, float("inf")]}})
+    {'gain': None, 'baselines': {'fixed': [1.0, None]}}
+    """
+    if isinstance(value, dict):
+        return {key: without_nonfinite(below) for key, below in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nonfinite(below) for below in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def print_summary(
     console: Console, settings: Settings, summary: dict[str, Any], figures: list[Path], run: Path | None = None
 ) -> None:

@@ -9,6 +9,7 @@ import yaml
 from obbo_lightning.parts import placed
 
 Settings = dict[str, Any]
+LONGEST, MOST_VALUES = 10_000_000, 100_000  # bytes and values of a file with settings
 FREE_TEXT = ("wandb", "experiment", "output", "compare")  # whatever looks like a part in these is none
 
 
@@ -54,6 +55,8 @@ def find_config(name: str, group: str = "") -> Path:
 def read_yaml(path: Path) -> Settings:
     """The settings in a file; files of parts that it names are found beside it."""
     try:
+        if path.stat().st_size > LONGEST:
+            raise ConfigError(f"config file {path} must have at most {LONGEST} bytes, got {path.stat().st_size}")
         found = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
@@ -64,10 +67,26 @@ def read_yaml(path: Path) -> Settings:
     if not isinstance(found, dict | None):
         raise ConfigError(f"config file {path} must hold keys and values, got {type(found).__name__}")
     try:
+        require_few_values(found, f"config file {path}")
         settings: Settings = as_written(found or {}, path.parent)
     except RecursionError:
         raise ConfigError(f"config file {path} contains itself") from None
     return settings
+
+
+def require_few_values(found: Any, what: str) -> None:
+    """Aliases of aliases make a short text into more values than any memory holds: they are counted before."""
+    count = 0
+
+    def walk(value: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > MOST_VALUES:
+            raise ConfigError(f"{what} must hold at most {MOST_VALUES} values, aliases written out, got more")
+        for below in (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
+            walk(below)
+
+    walk(found)
 
 
 def as_written(value: Any, folder: Path | None = None) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from obbo_lightning.settings.files import FREE_TEXT, ConfigError, Settings, as_written
+from obbo_lightning.settings.files import FREE_TEXT, ConfigError, Settings, as_written, require_few_values
 
 SWITCHES = ("--help", "-h", "--print_config")
 
@@ -80,6 +80,11 @@ def _value(key: str, text: str) -> Any:
         return text
     try:
         value = yaml.safe_load(text)
+        require_few_values(value, f"--{key}")
         return value if key.partition(".")[0] in FREE_TEXT else as_written(value)
-    except yaml.YAMLError:
+    except RecursionError:
+        raise ConfigError(f"--{key} contains itself, got {text!r}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"--{key} must be a YAML value, got {text!r}") from None

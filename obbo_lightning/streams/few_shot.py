@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of
@@ -94,6 +95,8 @@ class FewShotTasks(TaskSequence):
         most, each = source.smallest(classes), drawing.shots + drawing.queries
         if most is not None and each > most:
             raise ValueError(f"data.shots + data.queries must be at most {most} examples a class, got {each}")
+        task = 4.0 * drawing.ways * each * math.prod(source.shape)
+        require_memory("data.ways × (data.shots + data.queries)", drawing.ways * each, task)
         self.source = source
         self.classes = torch.tensor(list(classes))
         self.superclasses = [c if superclass is None else superclass[c] for c in classes]

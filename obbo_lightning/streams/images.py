@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.streams.classes import Division, StoredClasses
 from obbo_lightning.streams.few_shot import Drawing, FewShotStream, image_inputs
@@ -81,6 +82,8 @@ class ImageFolderStream(FewShotStream):
         period: int = 1000,
         seed: int = 0,
     ) -> None:
+        if image_size is not None:
+            require_memory("data.image_size", image_size, 12.0 * image_size**2)
         images, labels = read_folder(Path(path), image_size) if Path(path).is_dir() else read_npz(Path(path))
         images = _squares(images, image_size)
         division = Division.of(labels, ratios, (train_classes, validation_classes, test_classes))
@@ -106,8 +109,9 @@ class ImageFolderStream(FewShotStream):
 
 def read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic]]:
     """``images`` and ``labels`` of an npz file."""
-    if not path.exists():
-        raise ValueError(f"data.path must be a folder or an npz file, got {str(path)!r}, which does not exist")
+    if not path.is_file():
+        reason = "is no file" if path.exists() else "does not exist"
+        raise ValueError(f"data.path must be a folder or an npz file, got {str(path)!r}, which {reason}")
     images, labels = read_images(path)
     if labels is None:
         raise ValueError(f"{path} must hold images and labels, and has no labels")
@@ -163,6 +167,8 @@ def read_folder(path: Path, image_size: int | None) -> tuple[NDArray[np.uint8], 
 
 def read_image(file: Path, size: int | None = None) -> NDArray[np.uint8]:
     """Bytes ``[height, width, channels]`` of a file; with ``size``, the square in the middle scaled to it."""
+    if not file.is_file():  # a pipe or a device would be waited for
+        raise ValueError(f"{file} must be an image, and is no file")
     try:
         with Image.open(file) as image:
             image.load()

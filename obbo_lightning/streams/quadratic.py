@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.domains import L2Ball
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
@@ -64,6 +65,7 @@ class QuadraticStream(TaskSequence):
         self.inner_dim = at_least("inner_dim", inner_dim, 2)
         if outer_dim > inner_dim:
             raise ValueError(f"outer_dim must be at most inner_dim ({inner_dim}), got {outer_dim}")
+        require_memory("lanes × inner_dim²", lanes * inner_dim**2, 24.0 * lanes * inner_dim**2)
         self.drift = nonnegative("drift", drift)
         self.domain = L2Ball(radius)
         self.seed = seed

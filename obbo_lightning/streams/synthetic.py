@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.validation import at_least, nonnegative, one_of
 from obbo_lightning.streams.few_shot import Drawing, FewShotStream, image_inputs
 
@@ -31,6 +32,7 @@ class DrawnClasses:
     """
 
     def __init__(self, image_size: int = 32, channels: int = 3, noise: float = 0.8, jitter: float = 0.5) -> None:
+        require_memory("data.image_size", image_size, 16.0 * channels * image_size**2)
         self.image_size = image_size
         self.channels = channels
         self.noise = noise

@@ -19,7 +19,7 @@ from obbo_lightning.runs.baselines import write_baselines
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
-from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of
+from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of, without_nonfinite
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.files import Settings
@@ -37,6 +37,7 @@ from obbo_lightning.training.progress import RoundProgress
 from obbo_lightning.training.ranks import is_first, local_processes, lost_a_rank
 from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.signals import Stopped
+from obbo_lightning.training.sizes import require_sizes
 from obbo_lightning.training.trainer import make_trainer, require_trainer
 
 
@@ -64,10 +65,13 @@ def build(settings: Settings) -> Parts:
     settings["threads"] = take_threads(settings["threads"], local_processes(settings["trainer"]["devices"]))
     stream = build_stream(settings)
     problem = build_problem(settings, stream)
+    start = stream.start(problem, settings["seed"])
+    first = next((tasks[0] for tasks in (stream.test, stream.train) if has_random_access(tasks) and len(tasks)), None)
+    require_sizes(settings, start, first)
     module = OnlineBilevelModule(
         problem,
         build_algorithm(settings),
-        stream.start(problem, settings["seed"]),
+        start,
         settings["seed"],
         settings["regret_window"],
         settings["on_nonfinite"],
@@ -81,7 +85,6 @@ def build(settings: Settings) -> Parts:
     tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
     if len(stream.test) and tasks > len(stream.test):
         raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
-    first = next((tasks[0] for tasks in (stream.test, stream.train) if has_random_access(tasks) and len(tasks)), None)
     if first is not None:
         module.algorithm.inner.require_start(problem, module.outer.detach(), first)
     data = StreamDataModule(
@@ -164,6 +167,7 @@ def _conclude(
         summary |= {"events": len(stream.lanes), "events_skipped": len(stream.skipped)}
         summary |= last_value(stream.lanes, stream.metric.name)
     notes = parts.module.problem.notes()
+    summary = without_nonfinite(summary)
     run.write_summary({**summary, "notes": notes} if notes else summary)
     return figures, {**summary, "notes": notes}
 

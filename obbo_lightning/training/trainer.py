@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint
 
@@ -76,6 +77,10 @@ def require_trainer(settings: Settings, module: OnlineBilevelModule) -> int:
             f"trainer.precision must be 32 or 64, got {trainer.precision}: a hypergradient needs all of it; inner "
             "steps alone can take algorithm.inner.precision bf16"
         )
+    asked = settings["trainer"].get("precision")
+    # Lightning casts up, never down.
+    if asked is not None and str(trainer.precision) == "32-true" and module.outer.dtype == torch.float64:
+        raise ValueError(f"trainer.precision must be 64 for a problem that is computed in float64, got {asked!r}")
     require_ranks(trainer, module.problem, len(module.outer), settings["tasks_per_round"])
     return int(trainer.world_size)
 

@@ -52,7 +52,7 @@ class StochasticNeumann(ImplicitEstimator):
 
     def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, solve: Tensor | None) -> Hypergradient:
         smoothness = self._smoothness(oracle)
-        terms = random.Random(oracle.key.seed_for("terms")).randrange(self.max_terms)
+        terms = random.Random(oracle.key.seed_for("terms")).randrange(self.max_terms)  # noqa: S311 a sample, no secret
         _, by_outer, by_inner = oracle.outer_gradients(inner, oracle.draw("epsilon", 0, self.batch_size))
         curvature = oracle.curvature(inner, oracle.draw("zeta", 0, self.batch_size))
         vector = by_inner

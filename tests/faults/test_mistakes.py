@@ -1,0 +1,185 @@
+"""Every mistake is one line with exit code 2, before anything is allocated or written."""
+
+import errno
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from obbo_lightning import cli
+
+QUADRATIC = ["--config", "quadratic"]
+WORDS = ["", "often", "[1, 2]", "{a: 1}", "null", "-", "!!binary aGk=", "2026-01-01", "\x1b[2J", "[[[]]]", "=1+1"]
+NUMBERS = ["0", "-1", "-1000000000000000000000", "1e400", "nan", "-inf", "true", "0.5", "1e-400"]
+HUGE = ["1000000000000", "99999999999999999999999999"]
+# What each key must not be, besides words.
+INVALID = {
+    **dict.fromkeys(("rounds", "tasks_per_round", "regret_window", "evaluation.every"), NUMBERS[:7]),
+    **dict.fromkeys(("evaluation.tasks", "algorithm.window"), NUMBERS[:7] + HUGE),
+    "checkpoint.every": NUMBERS[:7],
+    "workers": ["-1", "true", "0.5", *HUGE],
+    "threads": ["0", "-3", "0.5"],
+    "data.condition_number": ["0", "-1", "0.5"],
+    "data.outer_dim": ["0", "-1", "0.5", *HUGE],
+    "data.inner_dim": ["0", "-1", "0.5", *HUGE],
+    "data.radius": ["0", "-1", "nan", "inf"],
+    "algorithm.lr": ["0", "-1", "nan", "inf"],
+    "algorithm.clip": ["0", "-1", "nan"],
+    "algorithm.inner.steps": ["0", "-1", "0.5"],
+    "algorithm.inner.lr": ["0", "-1", "nan", "inf"],
+    "several_tasks": ["maybe", "3"],
+    "on_nonfinite": ["ignore", "3"],
+    "logger": ["mlflow", "3"],
+    "trainer.precision": ["16-mixed", "bf16-true", "7"],
+    "trainer.max_epochs": ["3"],
+    "trainer.devices": ["0", "-7", "99"],
+    "trainer.callbacks": ["Nothing", "[3]"],
+    "experiment": ["../x", "a/b", "..", "x" * 200],
+    "algorithm": ["obo", "nowhere.Class", "nowhere.py:Class", "os.system"],
+    "data": ["quadratc", "nowhere.Class", "nowhere.py:Class", "os.system"],
+    "algorithm.geometry": ["flat", "os.path.join"],
+}
+# Which of them a word may be.
+FREE = {"experiment", "data", "algorithm", "algorithm.lr", "trainer.callbacks", "trainer.devices", "trainer.max_epochs"}
+FREE |= {"algorithm.clip", "algorithm.geometry", "trainer.precision", "logger", "data.condition_number"}
+
+
+def invalid_commands(count):
+    """Random command lines with one mistake each, among settings that are right."""
+    draw = random.Random(0)
+    cases = [(key, value) for key, values in INVALID.items() for value in values]
+    cases += [(key, word) for key in INVALID if key not in FREE for word in WORDS if word != ""]
+    cases += [(draw.choice(["", "algorithm.", "data.", "evaluation."]) + f"x{i}", "1") for i in range(60)]
+    right = [
+        ("seed", "3"),
+        ("rounds", "5"),
+        ("on_nonfinite", "skip"),
+        ("checkpoint.every", "7"),
+        ("algorithm", "sobow"),
+    ]
+    for i in range(count):
+        key, value = cases[i % len(cases)]
+        others = [pair for pair in draw.sample(right, draw.randrange(3)) if not key.startswith(pair[0])]
+        flags = [[f"--{name}", text] for name, text in [*others, (key, value)]]
+        draw.shuffle(flags)
+        yield [*QUADRATIC, *(word for flag in flags for word in flag)]
+
+
+def require_refused(words, capsys, folder):
+    before = sorted(folder.rglob("*"))
+    code = cli.main(words)
+    printed = capsys.readouterr()
+    assert code == 2, (words, code, printed)
+    assert printed.err.startswith("obbo: "), (words, printed)
+    assert printed.err.count("\n") == 1, (words, printed)
+    assert "\x1b" not in printed.err, words
+    assert "Traceback" not in printed.err, words
+    assert sorted(folder.rglob("*")) == before, words
+    return printed.err
+
+
+def test_500_random_mistakes_are_one_line_each(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    commands = list(invalid_commands(500))
+    assert len({tuple(words) for words in commands}) > 300
+    for words in commands:
+        require_refused(["fit", *words], capsys, tmp_path)
+
+
+SIZES = {
+    "window": (["--algorithm.window", "1000000000"], "algorithm.window"),
+    "regret window": ([*QUADRATIC, "--regret_window", "1000000000"], "regret_window"),
+    "shots": (["--data.shots", "100000000"], "data.shots"),
+    "image size": (["--data.image_size", "100000"], "data.image_size"),
+    "tasks of a round": ([*QUADRATIC, "--tasks_per_round", "1000000000"], "tasks_per_round"),
+    "evaluation": ([*QUADRATIC, "--evaluation.tasks", "1000000000"], "evaluation.tasks"),
+    "dimension": ([*QUADRATIC, "--data.inner_dim", "1000000"], "inner_dim"),
+}
+
+
+@pytest.mark.parametrize(("words", "key"), SIZES.values(), ids=SIZES.keys())
+def test_what_no_memory_holds_is_refused_before_it_is_allocated(words, key, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    error = require_refused(["fit", *words], capsys, tmp_path)
+    assert key in error
+    assert "must fit into the memory of this machine" in error
+
+
+def test_an_alias_bomb_is_counted_and_not_written_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    Path("bomb.yaml").write_text("\n".join(lines) + "\n")
+    shutil.copytree(tmp_path, tmp_path / "run")
+    (tmp_path / "run" / "bomb.yaml").rename(tmp_path / "run" / "config.yaml")
+    assert "bomb.yaml must hold at most" in require_refused(["fit", "--config", "bomb.yaml"], capsys, tmp_path)
+    for command in ("resume", "validate", "predict", "report"):
+        require_refused([command, "run"], capsys, tmp_path)
+
+
+@pytest.mark.parametrize("words", [["--data.path", "images"], ["--data.path", "pipe.npz"]])
+def test_a_pipe_is_not_waited_for(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c"):
+        Path("images", name).mkdir(parents=True)
+        os.mkfifo(Path("images", name, "x.png"))
+    os.mkfifo("pipe.npz")
+    os.mkfifo("pipe.yaml")
+    assert "is no file" in require_refused(["fit", "--data", "images", *words], capsys, tmp_path)
+    require_refused(["fit", "--config", "pipe.yaml"], capsys, tmp_path)
+    require_refused(["resume", "pipe.yaml"], capsys, tmp_path)
+
+
+def test_binary_and_unreadable_files_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_bytes(os.urandom(100) + b"\xff\xfe")
+    Path("x.npz").write_bytes(os.urandom(100))
+    Path("x.csv").write_bytes(b"\xff\xfe\x00" + os.urandom(100))
+    Path("run").mkdir()
+    Path("run", "config.yaml").write_bytes(b"\xff\xfe")
+    for words, name in (
+        (["fit", "--config", "x.yaml"], "x.yaml"),
+        (["fit", "--data", "images", "--data.path", "x.npz"], "x.npz"),
+        (["fit", "--data", "examples", "--data.path", "x.csv"], "x.csv"),
+        (["resume", "run"], "run"),
+        (["compare", "--config", "x.yaml"], "x.yaml"),
+    ):
+        assert name in require_refused(words, capsys, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device", "x.csv"), KeyError("boom"), TypeError("boom"), MemoryError()],
+)
+def test_what_a_command_raises_is_one_line_and_debug_shows_where(error, monkeypatch, capsys):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr("obbo_lightning.cli.watch.run", fail)
+    assert cli.main(["watch", "x"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert cli.main(["watch", "x", "--debug"]) == 2
+    assert "in fail" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_run_is_one_line_that_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    from obbo_lightning.training import recorder
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "checkpoint.part")
+
+    monkeypatch.chdir(tmp_path)
+    short = [*QUADRATIC, "--rounds", "3", "--evaluation.tasks", "1", "--checkpoint.every", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder, "save_checkpoint", full)
+        assert cli.main(["fit", *short]) == 1
+    error = capsys.readouterr().err
+    assert "checkpoint.part: No space left on device" in error
+    assert "go on with: python -m obbo_lightning resume" in error
+    assert error.count("\n") == 1
+    (run,) = Path("runs").glob("*/*")
+    assert cli.main(["resume", str(run)]) == 0
+    assert yaml.safe_load((run / "summary.json").read_text())["rounds"] == 3
