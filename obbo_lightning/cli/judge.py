@@ -9,6 +9,7 @@ from obbo_lightning.runs.checkpoints import newest_checkpoint, verify_checkpoint
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
+from obbo_lightning.runs.manifest import require_intact
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.training.run import build, warn_in_lines
 from obbo_lightning.training.trainer import make_trainer
@@ -23,6 +24,7 @@ def judge(command: str, arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     warn_in_lines()
     run = RunDirectory.existing(asked.directory)
+    require_intact(run)
     settings = complete(read_settings(run))
     if asked.tasks is not None:
         settings["evaluation"]["tasks"] = asked.tasks

@@ -12,6 +12,7 @@ from obbo_lightning.experiments.names import distinct_names
 from obbo_lightning.parts import UntrustedError, part
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
+from obbo_lightning.runs.manifest import require_intact
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.streams.stream import Stream
@@ -90,6 +91,7 @@ def read_run(directory: RunDirectory) -> Run:
         raise ValueError("it is not finished")
     try:
         summary = json.loads(directory.summary.read_text())
+        require_intact(directory)
         metrics = read_rounds(directory.metrics)
         rounds, metric = summary["rounds"], summary["metric"]
         if metrics["round"].to_list() != list(range(1, rounds + 1)):

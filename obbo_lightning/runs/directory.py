@@ -24,6 +24,7 @@ class RunDirectory:
         self.tasks = path / "tasks.csv"
         self.sources = path / "sources.json"
         self.state = path / "state.json"
+        self.manifest = path / "manifest.json"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
         self.figures = path / "figures"
@@ -67,7 +68,12 @@ class RunDirectory:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """The last thing a run does, at once or not at all."""
-        write_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
+        write_atomically(self.summary, summary_text(summary))
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+    """As summary.json has it."""
+    return json.dumps(summary, indent=2) + "\n"
 
 
 def write_atomically(path: Path, text: str) -> None:

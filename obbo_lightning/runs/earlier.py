@@ -12,14 +12,19 @@ STEPPING = ("obbo", "sobbo", "sobow", "oagd", "adam", "sgdm")  # those that take
 
 def read_settings(run: RunDirectory) -> Settings:
     """What config.yaml says, in the words of this version."""
+    return migrated(read_config(run))
+
+
+def read_config(run: RunDirectory) -> Settings:
+    """What config.yaml says, in the words of the version that wrote it."""
     try:
-        settings = yaml.safe_load(run.config.read_text())
+        settings: Settings = yaml.safe_load(run.config.read_text())
         require_few_values(settings, str(run.config))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as damage:
         raise ConfigError(f"{run.config} cannot be read: {type(damage).__name__}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{run.config} must hold the settings of a run, got something else")
-    return migrated(settings)
+    return settings
 
 
 def migrated(settings: Settings) -> Settings:

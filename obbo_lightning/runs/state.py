@@ -1,14 +1,13 @@
 """What a run is doing, in a small file that others read while it is played."""
 
-import contextlib
-import fcntl
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-SIZE = 512  # bytes, always: what is written over has no rest of what was there
+from obbo_lightning.runs.lock import SIZE, is_owned, own, read_owned
 
 
 class RunState:
@@ -17,20 +16,28 @@ class RunState:
     def __init__(self) -> None:
         self._file: int | None = None
         self._said = ""
+        self._before = b""
 
     def open(self, path: Path) -> None:
-        """Begin to say."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        with contextlib.suppress(OSError):  # there are file systems without locks
-            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        """Begin to say; refuses a run that another process plays."""
+        if self._file is None:
+            self._file = own(path)
+            self._before = os.pread(self._file, SIZE, 0)
 
     def say(self, doing: str) -> None:
         """What is done from now on."""
         if self._file is None or doing == self._said:
             return
         self._said = doing
-        text = json.dumps({"doing": doing[: SIZE // 3], "since": round(time.time(), 1)})
+        who = {"pid": os.getpid(), "host": socket.gethostname()[:64]}
+        text = json.dumps({"doing": doing[: SIZE // 3], "since": round(time.time(), 1), **who})
         os.pwrite(self._file, text.encode().ljust(SIZE - 1) + b"\n", 0)
+
+    def unsay(self) -> None:
+        """Nothing was done: the file is as it was found."""
+        if self._file is not None:
+            os.pwrite(self._file, self._before, 0)
+            os.ftruncate(self._file, len(self._before))
 
     def close(self) -> None:
         """Nobody plays any more."""
@@ -58,15 +65,7 @@ def read_state(path: Path) -> Found | None:
     except OSError:
         return None
     try:
-        doing = str(json.loads(os.read(file, SIZE))["doing"])
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return Found(doing, True)
-        except OSError:
-            return Found(doing, None)
-        return Found(doing, False)
-    except (ValueError, KeyError):  # it is being written, or was never
-        return None
+        found = read_owned(file)
+        return Found(str(found["doing"]), is_owned(file)) if "doing" in found else None
     finally:
         os.close(file)

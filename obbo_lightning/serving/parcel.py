@@ -14,6 +14,7 @@ from obbo_lightning.parts import class_named, short_name
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.runs.checkpoints import digest, newest_checkpoint, read_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.manifest import require_intact
 
 FORMAT = 1
 ABOUT, WEIGHTS = "export.json", "weights.safetensors"
@@ -45,6 +46,7 @@ def read_parcel(path: Path, checkpoint: Path | None = None) -> Parcel:
     if not path.exists():
         raise ValueError(f"{path} must be a run directory, an export or a checkpoint, and does not exist")
     run = RunDirectory.existing(path)
+    require_intact(run)
     return _read_run(verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints))
 
 

@@ -66,8 +66,9 @@ def check(settings: Settings) -> Namespace:
             raise ConfigError(f"unknown key {key!r} (value {value!r}); {hint}")
         if value is None and key in NOT_NULL:
             raise ConfigError(f"{key} must have a value, got null")
-    if not re.fullmatch(r"[\w.-]{1,100}", str(settings.get("experiment", "default"))) or ".." in settings["experiment"]:
-        raise ConfigError(f"experiment must be a plain folder name, got {settings['experiment']!r}")
+    experiment = settings.get("experiment", "default")
+    if not re.fullmatch(r"[\w.-]{1,100}", str(experiment)) or ".." in str(experiment):
+        raise ConfigError(f"experiment must be a plain folder name, got {experiment!r}")
     given = {key: value for key, value in settings.items() if key != "trainer"}
     checked = _defaults_of(parser).clone()
     checked.update(parsed(parser, given, defaults=False))

@@ -64,6 +64,15 @@ def _typed(given: str) -> Namespace:
     return parsed(parser, {"trainer": yaml.safe_load(given)})
 
 
+def with_chosen_trainer(settings: Settings) -> Settings:
+    """Of the Trainer's arguments those that are not Lightning's defaults: another version of it may have others."""
+    from lightning import Trainer
+
+    usual = inspect.signature(Trainer).parameters
+    chosen = {k: v for k, v in settings["trainer"].items() if k not in usual or v != usual[k].default}
+    return {**settings, "trainer": chosen}
+
+
 def add_trainer(parser: ArgumentParser) -> None:
     """Its arguments as flags, with their help."""
     from lightning import Trainer

@@ -61,6 +61,11 @@ class Played(L.Callback):
             rounds = trainer.global_step
             self.table.append({"round": rounds, "tasks": self._seen.pop(rounds, None)})
 
+    @property
+    def tables(self) -> list[RoundTable]:
+        """The one that this process writes."""
+        return [] if self.table is None else [self.table]
+
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Before a checkpoint, as all rows."""
         if self.table is not None:

@@ -18,7 +18,7 @@ from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.state import RunState
-from obbo_lightning.runs.table import RoundTable
+from obbo_lightning.runs.table import TIMINGS, RoundTable
 from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.clock import RoundClock
@@ -44,6 +44,7 @@ class Recorder(Checkpoint):
         checkpoint_every: rounds between checkpoints.
         more_columns: of metrics.csv, see `rows.more_columns`.
         blocks: of λ, where it has them: their values are written by name.
+        state: where to say what is done, for those who watch.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Recorder(Checkpoint):
         checkpoint_every: int,
         more_columns: Sequence[str] = (),
         blocks: Blocks | None = None,
+        state: RunState | None = None,
     ) -> None:
         self.run = run
         self.test = test
@@ -62,7 +64,7 @@ class Recorder(Checkpoint):
         self.evaluate_every = at_least("evaluation.every", evaluate_every, 1)
         self.checkpoint_every = at_least("checkpoint.every", checkpoint_every, 1)
         self.metrics = RoundTable(run.metrics, columns_of(metric, more_columns))
-        self.timings = RoundTable(run.timings, ["round", "seconds", "evaluation_seconds"])
+        self.timings = RoundTable(run.timings, TIMINGS)
         self.named = {} if blocks is None else blocks.coordinates()
         every = 1 if len(self.named) <= SMALL else evaluate_every
         self.outer = RoundTable(run.outer, ["round", *self.named], every) if self.named else None
@@ -75,7 +77,7 @@ class Recorder(Checkpoint):
         self.seconds_before = 0.0
         self.oracle_calls = 0
         self.signals = StopSignals()
-        self.state = RunState()
+        self.state = RunState() if state is None else state
         self._born = time.perf_counter()
         self._clock = RoundClock()
         self._ended = False
@@ -88,10 +90,9 @@ class Recorder(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations that the summary compares."""
-        seconds = self.seconds_before + time.perf_counter() - self._born
-        calls = self.oracle_calls
         judged = {"untrained": self.untrained, "tested": self.tested, "due": self.due, "judged_on": self.judged_on}
-        return {**judged, "seconds": seconds, "oracle_calls": calls}
+        seconds = self.seconds_before + time.perf_counter() - self._born
+        return {**judged, "seconds": seconds, "oracle_calls": self.oracle_calls}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the evaluations made before the checkpoint."""
@@ -112,7 +113,6 @@ class Recorder(Checkpoint):
         self._trainer, self._saved = trainer, trainer.global_step
         trainer.should_stop = trainer.should_stop or self._ended
         if trainer.is_global_zero:
-            self.state.open(self.run.state)
             self.row = self.metrics.cut(trainer.global_step)
             self.clock = self.timings.cut(trainer.global_step)
             if self.outer is not None:
@@ -162,8 +162,7 @@ class Recorder(Checkpoint):
         module, rounds = _online(pl_module), trainer.global_step
         if module.played is None:
             raise RuntimeError("a batch ended without a round")
-        last = rounds >= _planned(trainer)
-        stop = _ranks(module).any(self.signals.came, module.device)
+        last, stop = rounds >= _planned(trainer), _ranks(module).any(self.signals.came, module.device)
         self.signals.rounds = rounds
         self.clock = {"round": rounds, "seconds": self._clock.end(module.device.type == "cpu")}
         self.row = dict(module.row)
@@ -233,7 +232,6 @@ class Recorder(Checkpoint):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the tables, and give the signals back."""
         self.signals.give_back()
-        self.state.close()
         for table in self.tables:
             table.close()
 
@@ -241,6 +239,11 @@ class Recorder(Checkpoint):
     def tables(self) -> list[RoundTable]:
         """Everything that has a row a round."""
         return [self.metrics, self.timings, *([] if self.outer is None else [self.outer])]
+
+    @property
+    def kept(self) -> list[RoundTable]:
+        """Of these, those that are the same in every run with these settings."""
+        return [table for table in self.tables if table is not self.timings]
 
     def centre_and_error(self, values: Sequence[float]) -> tuple[float, float | None]:
         """What stands for an evaluation: like all of a row the median over lanes; tasks of one lane have a mean."""

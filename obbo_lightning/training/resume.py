@@ -12,6 +12,8 @@ from obbo_lightning.runs.checkpoints import (
 )
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
+from obbo_lightning.runs.manifest import Manifest, in_checkpoint, mend_tables, require_continuable
+from obbo_lightning.runs.state import RunState
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.settings.layers import at, overlay
 from obbo_lightning.settings.schema import complete
@@ -27,11 +29,13 @@ class Start(NamedTuple):
         checkpoint: its file; None where a run that was stopped before its first one begins again.
         rounds: that were played before.
         ended: whether a callback of the run or a limit ended it there, before its last round.
+        saved: the manifest in the checkpoint.
     """
 
     checkpoint: Path | None
     rounds: int
     ended: bool
+    saved: Manifest | None = None
 
     @classmethod
     def of(cls, run: RunDirectory, checkpoint: Path | None) -> "Start":
@@ -40,7 +44,8 @@ class Start(NamedTuple):
             return cls(None, 0, False)
         chosen = verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints)
         content = read_checkpoint(chosen)
-        return cls(chosen, content["global_step"], bool(content.get("ended", False)))
+        saved = in_checkpoint(content, chosen)
+        return cls(chosen, content["global_step"], bool(content.get("ended", False)), saved)
 
 
 def resume(
@@ -60,13 +65,36 @@ def resume(
         data: settings of the data to change, where there are more of them now.
     """
     warn_in_lines()
-    run = RunDirectory.existing(directory)
-    settings = _changed(complete(read_settings(run)), devices, data)
+    run, state = RunDirectory.existing(directory), RunState()
+    if is_first():
+        state.open(run.state)  # from now on nobody else goes on with it
+        state.say("beginning")
+    try:
+        return _go_on(run, state, checkpoint, devices, rounds, data)
+    except ValueError:
+        state.unsay()
+        raise
+    finally:
+        state.close()
+
+
+def _go_on(
+    run: RunDirectory,
+    state: RunState,
+    checkpoint: Path | None,
+    devices: int | None,
+    rounds: int | None,
+    data: Settings | None,
+) -> int:
     start = Start.of(run, checkpoint)
+    if is_first():
+        require_continuable(run, start.rounds, start.saved)
+    settings = _changed(complete(read_settings(run)), devices, data)
     if rounds is None:
         _require_unfinished(run, settings, start)
     elif run.finished and rounds == start.rounds:
         print(f"{run.path} has its {rounds} rounds already", flush=True)
+        state.unsay()
         return 0
     else:
         _require_more(run, settings, start, rounds)
@@ -74,9 +102,10 @@ def resume(
     parts = build(settings)  # refuses what is impossible before anything is changed
     require_same_past(run, parts.stream, start.rounds, settings["tasks_per_round"], bool(data))
     if is_first():
+        mend_tables(run, start.rounds, start.saved)
         # Before config.yaml says more rounds: killed in between, the run is one that has to be finished as it was.
         run.summary.unlink(missing_ok=True)
-    return play_to_exit_code(settings, run, start.checkpoint, parts)
+    return play_to_exit_code(settings, run, start.checkpoint, parts, state)
 
 
 def _changed(settings: Settings, devices: int | None, data: Settings | None) -> Settings:

@@ -19,16 +19,19 @@ from obbo_lightning.runs.baselines import write_baselines
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
+from obbo_lightning.runs.state import RunState
 from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of, without_nonfinite
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.files import Settings
+from obbo_lightning.settings.trainer import with_chosen_trainer
 from obbo_lightning.streams.stream import Stream
 from obbo_lightning.streams.task_files import DamagedTaskError
 from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.threads import take_threads
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.datamodule import StreamDataModule
+from obbo_lightning.training.keeping import Keeper
 from obbo_lightning.training.lanes import LaneRecorder
 from obbo_lightning.training.loggers import finish_logger, make_logger
 from obbo_lightning.training.module import OnlineBilevelModule
@@ -105,6 +108,7 @@ def fit(
     callbacks: Sequence[L.Callback] = (),
     quiet: bool = False,
     parts: Parts | None = None,
+    state: RunState | None = None,
 ) -> dict[str, Any]:
     """Play the stream, or what is left of it after ``checkpoint``; writes everything that a run directory holds.
 
@@ -115,31 +119,57 @@ def fit(
         callbacks: more of Lightning's callbacks.
         quiet: print nothing.
         parts: what the settings build, where that was done already.
+        state: of the run, where this process is its owner already.
     """
+    state = state or RunState()
+    if is_first():
+        state.open(run.state)
+        state.say("beginning")
+    try:
+        return _fit(settings, run, checkpoint, callbacks, quiet, parts or build(settings), state)
+    finally:
+        state.close()
+
+
+def _fit(
+    settings: Settings,
+    run: RunDirectory,
+    checkpoint: Path | None,
+    callbacks: Sequence[L.Callback],
+    quiet: bool,
+    parts: Parts,
+    state: RunState,
+) -> dict[str, Any]:
     began, first = time.perf_counter(), is_first()
     console = PlainConsole(quiet=quiet or not first)
-    module, data, stream = parts or build(settings)
+    module, data, stream = parts
     every = settings["evaluation"]["every"], settings["checkpoint"]["every"]
     more = [*stream.also, *module.more_columns]
-    recorder = Recorder(run, data.test, stream.metric.name, *every, more, module.problem.blocks)
-    if first:
-        _write_settings(settings, run, stream)
-    logger = make_logger(settings, run, console) if first else None
+    recorder = Recorder(run, data.test, stream.metric.name, *every, more, module.problem.blocks, state)
     silent = settings["trainer"].get("enable_progress_bar") is False
     shown: list[Any] = [] if silent else [RoundProgress(recorder, console)]
     many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
     played = Played(run, stream, settings["tasks_per_round"])
     data.show = played.see
+    keeper = Keeper(run, lambda: [*recorder.kept, *played.tables])
+    if first:
+        written = with_chosen_trainer(settings)
+        keeper.begin(written)
+        _write_settings(written, run, stream)
+    logger = make_logger(settings, run, console) if first else None
     if hasattr(stream.train, "on_wait"):  # whoever waits for tasks says so, and can be stopped there
         stream.train.on_wait = lambda what: [listener.on_wait(what) for listener in (*shown, recorder)]
-    trainer = make_trainer(settings, [played, *many, recorder, *shown, *callbacks], logger or False, root=run.path)
+    trainer = make_trainer(
+        settings, [played, *many, recorder, keeper, *shown, *callbacks], logger or False, root=run.path
+    )
     console.print(f"run directory {run.path}")
     trainer.fit(module, data, ckpt_path=checkpoint)
     if not first:
         return {}
     for lane_recorder in many:
         lane_recorder.write(module, {f"test_{stream.metric.name}": recorder.tested})
-    figures, summary = _conclude(settings, run, recorder, Parts(module, data, stream), time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    figures, summary = _conclude(settings, run, recorder, keeper, Parts(module, data, stream), seconds)
     finish_logger(logger, run, console)
     print_summary(console, settings, summary, figures, run.path)
     return summary
@@ -152,7 +182,7 @@ def _write_settings(settings: Settings, run: RunDirectory, stream: Stream) -> No
 
 
 def _conclude(
-    settings: Settings, run: RunDirectory, recorder: Recorder, parts: Parts, seconds: float
+    settings: Settings, run: RunDirectory, recorder: Recorder, keeper: Keeper, parts: Parts, seconds: float
 ) -> tuple[list[Path], dict[str, Any]]:
     """Figures, then the summary: a run that has one is finished."""
     stream, rounds = parts.stream, read_rounds(run.metrics)
@@ -168,7 +198,9 @@ def _conclude(
         summary |= last_value(stream.lanes, stream.metric.name)
     notes = parts.module.problem.notes()
     summary = without_nonfinite(summary)
-    run.write_summary({**summary, "notes": notes} if notes else summary)
+    written = {**summary, "notes": notes} if notes else summary
+    keeper.conclude(written)
+    run.write_summary(written)
     return figures, {**summary, "notes": notes}
 
 
@@ -177,11 +209,13 @@ def warn_in_lines() -> None:
     warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {visible(str(message))}\n"
 
 
-def play_to_exit_code(settings: Settings, run: RunDirectory, checkpoint: Path | None, parts: Parts) -> int:
+def play_to_exit_code(
+    settings: Settings, run: RunDirectory, checkpoint: Path | None, parts: Parts, state: RunState | None = None
+) -> int:
     """`fit`, and what its process says and returns: 0, 1 after a failure, 128 + n after signal n."""
     go_on = f"go on with: python -m obbo_lightning resume {run.path}"
     try:
-        fit(settings, run, checkpoint, parts=parts)
+        fit(settings, run, checkpoint, parts=parts, state=state)
     except Stopped as stop:
         if not is_first():  # rank 0 speaks for all; a code of ours would make Lightning kill it
             return 0

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from as_played import as_if_played
 
 from obbo_lightning import cli
 from obbo_lightning.experiments.drawing import look_of
@@ -227,20 +228,31 @@ def edit(name, old, new):
     return damage
 
 
+def play_with(name, old, new):
+    def play(adam):
+        edit(name, old, new)(adam)
+        as_if_played(adam)
+
+    return play
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (lambda adam: (adam / "metrics.csv").write_text("round,loss\n1\n"), "it is damaged: "),
-        (lambda adam: (adam / "metrics.csv").unlink(), "it is damaged: FileNotFoundError"),
+        (lambda adam: (adam / "metrics.csv").unlink(), "it is damaged: ValueError"),
         (truncate, "it is damaged: "),
         (scribble, "it is damaged: "),
         (lambda adam: (adam / "summary.json").write_text('{"rounds": 5'), "it is damaged: JSONDecodeError"),
         (lambda adam: (adam / "summary.json").unlink(), "it is not finished"),
         (lambda adam: (adam / "config.yaml").write_text("nothing: 1"), "its config.yaml has no algorithm"),
         (lambda adam: (adam / "config.yaml").write_text("a: [1"), "its config.yaml cannot be read"),
-        (edit("config.yaml", "ways: 5", "ways: 4"), "it is of another experiment, with another data than"),
+        (edit("config.yaml", "ways: 5", "ways: 4"), "it is damaged: ManifestError data.ways must stay 5, with which"),
+        (edit("summary.json", '"rounds"', ' "rounds"'), "it is damaged: ManifestError"),
+        (edit("metrics.csv", "\n5,", "\n5,0"), "it is damaged: ValueError"),
+        (play_with("config.yaml", "ways: 5", "ways: 4"), "it is of another experiment, with another data than"),
         (
-            edit("config.yaml", "regret_window: 10", "regret_window: 3"),
+            play_with("config.yaml", "regret_window: 10", "regret_window: 3"),
             "it is of another experiment, with another regret_window",
         ),
     ],
@@ -264,16 +276,16 @@ def test_runs_that_cannot_be_averaged_are_left_out(copied, capsys):
     assert cli.main(command) == 1
     assert "is left out: adam with seed 0 is in" in capsys.readouterr().err
     assert labels(folder) == ["obbo", "sobow", "adam"]
-    edit("config.yaml", "seed: 0", "seed: 7")(again)
-    edit("config.yaml", "rounds: 5", "rounds: 6")(again)
+    play_with("config.yaml", "seed: 0", "seed: 7")(again)
+    play_with("config.yaml", "rounds: 5", "rounds: 6")(again)
     assert cli.main(command) == 1
     assert "is left out: 6 rounds, where the other seeds of adam have 5" in capsys.readouterr().err
 
 
 def test_an_algorithm_that_we_do_not_know_is_reported_too(copied):
     folder, adam = copied
-    edit("config.yaml", "name: adam", "name: mine")(adam)
-    edit("summary.json", '"adam"', '"mine"')(adam)
+    play_with("config.yaml", "name: adam", "name: mine")(adam)
+    play_with("summary.json", '"adam"', '"mine"')(adam)
     assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
     assert labels(folder) == ["obbo", "sobow", "mine"]
 
@@ -283,7 +295,7 @@ def test_your_algorithms_have_short_names_and_are_told_apart(copied):
     for file in ("mine", "yours"):
         own = adam.with_name(file)
         shutil.copytree(adam, own)
-        edit("config.yaml", "name: adam", f"name: /somewhere/{file}.py:Sparse")(own)
+        play_with("config.yaml", "name: adam", f"name: /somewhere/{file}.py:Sparse")(own)
     assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
     assert labels(folder) == ["obbo", "sobow", "adam", "Sparse_mine", "Sparse_yours"]
     looks = [look_of(labels(folder), label) for label in ("Sparse_mine", "Sparse_yours")]
@@ -293,7 +305,7 @@ def test_your_algorithms_have_short_names_and_are_told_apart(copied):
 def test_data_that_cannot_be_loaded_any_more_are_reported(copied):
     folder, _ = copied
     for run in (folder / "runs").glob("*/*"):
-        edit("config.yaml", "name: synthetic", "name: /gone/mine.py:Drawn")(run)
+        play_with("config.yaml", "name: synthetic", "name: /gone/mine.py:Drawn")(run)
     assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
     assert labels(folder) == ["obbo", "sobow", "adam"]
     assert "mine.py:Drawn" in (folder / "report" / "report.html").read_text()
@@ -309,10 +321,10 @@ class Measured(Stream):
 def test_what_runs_may_differ_in_is_what_their_stream_says(copied, capsys):
     folder, adam = copied
     for run in (folder / "runs").glob("*/*"):
-        edit("config.yaml", "name: synthetic", f"name: {name_of(Measured)}\n  folder: {run}\n  scale: 1.0")(run)
+        play_with("config.yaml", "name: synthetic", f"name: {name_of(Measured)}\n  folder: {run}\n  scale: 1.0")(run)
     again = adam.with_name("adam-again")
     shutil.copytree(adam, again)
-    edit("config.yaml", "scale: 1.0", "scale: 2.0")(again)
+    play_with("config.yaml", "scale: 1.0", "scale: 2.0")(again)
     assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
     assert labels(folder) == ["obbo", "sobow", "adam, scale = 1", "adam, scale = 2"]
 
@@ -321,7 +333,7 @@ def test_a_metric_is_what_the_summary_says_whatever_it_is_called(copied):
     folder, _ = copied
     for run in (folder / "runs").glob("*/*"):
         for name in ("summary.json", "metrics.csv"):
-            edit(name, "accuracy", "surprise")(run)
+            play_with(name, "accuracy", "surprise")(run)
     assert cli.main(["report", str(folder / "runs"), "--output", str(folder / "report")]) == 0
     assert {"stream_surprise.png", "test_surprise.png", "surprise_against_compute.png"} <= {
         path.name for path in (folder / "report").iterdir()

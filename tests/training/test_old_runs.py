@@ -17,7 +17,9 @@ RUNS = sorted((Path(__file__).parents[1] / "fixtures" / "runs_of_0.1.0").iterdir
 def test_a_run_of_the_version_before_is_resumed_to_the_end_it_had(old, tmp_path, capsys):
     run = tmp_path / old.name
     shutil.copytree(old, run, ignore=shutil.ignore_patterns("expected"))
-    assert cli.main(["resume", str(run)]) == 0
+    with pytest.warns(UserWarning, match=f"{old.name} has no manifest.json, being of an older version"):
+        assert cli.main(["resume", str(run)]) == 0
+    assert cli.main(["validate", str(run), "--tasks", "1"]) == 0  # from now on it has one
     for name in ("metrics.csv", "events.csv"):
         if not (old / "expected" / name).is_file():
             continue

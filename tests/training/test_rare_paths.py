@@ -479,7 +479,7 @@ def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, m
     assert summary.get("baselines") == ({"half": 0.5, "rising": 1.5} if played else None)
     if played:
         assert [row["rising"] for row in read(run.baselines)] == ["0.0", "1.0", "2.0", "3.0"]
-    assert yaml.safe_load(run.config.read_text()) == settings
+    assert complete(yaml.safe_load(run.config.read_text())) == settings  # of the Trainer it has what is not usual
     assert len(read(run.tasks)[0]["tasks"].split()) == settings["tasks_per_round"]
 
 
@@ -570,10 +570,10 @@ def test_what_is_changed_for_a_resume_is_changed_and_nothing_else():
 
 def test_a_run_goes_on_from_the_newest_checkpoint_or_the_one_that_is_asked_for(tmp_path):
     run = RunDirectory(tmp_path)
-    assert Start.of(run, None) == (None, 0, False)
+    assert Start.of(run, None) == (None, 0, False, None)
     for t, ended in ((3, True), (7, False), (7, False)):  # one of them again: its checksum is the new one's
         content = {"global_step": t, "ended": ended, "size": list(range(len(list_checkpoints(run.checkpoints))))}
         ExactCheckpoints().save_checkpoint(content, run.checkpoints / f"round-{t:08d}.ckpt")
     old, new = list_checkpoints(run.checkpoints)
-    assert Start.of(run, None) == (new, 7, False)
-    assert Start.of(run, old) == (old, 3, True)
+    assert Start.of(run, None) == (new, 7, False, None)
+    assert Start.of(run, old) == (old, 3, True, None)

@@ -1,0 +1,84 @@
+"""One process plays a run."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from obbo_lightning import cli
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.lock import OwnedError
+from obbo_lightning.runs.state import RunState, read_state
+
+
+@pytest.fixture
+def run(tmp_path):
+    tmp_path.joinpath("config.yaml").write_text("nothing: 1\n")
+    return RunDirectory(tmp_path)
+
+
+def test_a_second_owner_is_refused_with_the_process_and_host_of_the_first(run, capsys, monkeypatch):
+    monkeypatch.setattr("obbo_lightning.runs.lock.PATIENCE", 0.05)
+    owner = RunState()
+    owner.open(run.state)
+    owner.say("playing")
+    before = run.state.read_bytes()
+    expected = f"{run.path} is being played by process {os.getpid()} on {socket.gethostname()}"
+    assert cli.main(["resume", str(run.path)]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+    assert run.state.read_bytes() == before
+    assert cli.main(["watch", str(run.path)]) == 0
+    assert "  playing  " in capsys.readouterr().out
+    owner.close()
+    assert cli.main(["resume", str(run.path)]) == 2  # nobody plays it; its settings are not those of a run
+    assert "is being played" not in capsys.readouterr().err
+    assert run.state.read_bytes() == before
+
+
+def test_those_who_look_do_not_keep_anybody_from_playing(run):
+    owner = RunState()
+    owner.open(run.state)
+    owner.say("playing")
+    owner.close()
+    looking = os.open(run.state, os.O_RDONLY)
+    child = os.fork()
+    if child == 0:  # looks for a moment
+        import fcntl
+
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        time.sleep(0.2)
+        os._exit(0)
+    os.close(looking)
+    time.sleep(0.1)
+    owner.open(run.state)
+    os.waitpid(child, 0)
+    assert read_state(run.state) == ("playing", True)
+    owner.close()
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(run):
+    heard, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        state = RunState()
+        state.open(run.state)
+        state.say("playing")
+        os.write(says, b"x")
+        signal.pause()
+    os.read(heard, 1)
+    with pytest.raises(OwnedError, match=f"process {child} on"):
+        RunState().open(run.state)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert read_state(run.state) == ("playing", False)
+    RunState().open(run.state)
+
+
+def test_a_state_that_is_no_file_is_refused(run):
+    run.state.mkdir()
+    with pytest.raises(ValueError, match=r"state\.json must be a file that can be written, and cannot: Is a directory"):
+        RunState().open(run.state)

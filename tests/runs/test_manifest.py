@@ -1,0 +1,148 @@
+"""What a run knows of itself, and what it refuses to go on with."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from obbo_lightning import cli
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.manifest import MAY_CHANGE, decisive, read_manifest, require_intact, write_manifest
+from obbo_lightning.training import run as runs
+
+TINY = ["--config", "quadratic", "--rounds", "8", "--evaluation.tasks", "2", "--evaluation.every", "4"]
+TINY += ["--checkpoint.every", "3", "--algorithm.inner.steps", "2", "--trainer.accelerator", "cpu"]
+pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """A run of eight rounds that is finished, with the checkpoints of rounds 6 and 8."""
+    folder = tmp_path_factory.mktemp("played")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runs, "draw_figures", lambda *arguments: [])
+        assert cli.main(["fit", *TINY, "--output", str(folder)]) == 0
+    return next((folder / "quadratic").iterdir())
+
+
+@pytest.fixture
+def run(played, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "draw_figures", lambda *arguments: [])
+    shutil.copytree(played, tmp_path / "run")
+    return RunDirectory(tmp_path / "run")
+
+
+def edit(run, key, value):
+    settings = yaml.safe_load(run.config.read_text())
+    *path, last = key.split(".")
+    inside = settings
+    for word in path:
+        inside = inside[word]
+    inside[last] = value
+    run.config.write_text(yaml.safe_dump(settings))
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    assert cli.main([str(word) for word in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+EDITS = {
+    "seed": (0, 1), "algorithm.inner.steps": (2, 3), "algorithm.clip": (None, 1.0), "algorithm.lr": (0.01, 0.02),
+    "algorithm.geometry.decay": (0.9, 0.8), "data.drift": (1.0, 2.0), "tasks_per_round": (1, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "values"), EDITS.items(), ids=EDITS)
+def test_an_edited_setting_is_refused_by_its_key_with_both_values(key, values, run, tmp_path, capsys):
+    edit(run, key, values[1])
+    expected = f"{key} must stay {values[0]!r}, with which {run.path} was played, got {values[1]!r} in config.yaml"
+    for command in (["resume", run.path, "--rounds", 9], ["validate", run.path], ["export", run.path, tmp_path / "x"]):
+        assert expected in refused(capsys, *command)
+    assert expected in refused(capsys, "report", run.path)
+    assert expected in refused(capsys, "predict", run.path)
+
+
+def test_settings_that_decide_nothing_may_change_and_rounds_only_upward(run, capsys):
+    for key, value in {"workers": 1, "output": "elsewhere", "wandb.project": "x", "checkpoint.every": 2}.items():
+        edit(run, key, value)
+        assert key.partition(".")[0] in MAY_CHANGE
+    edit(run, "algorithm.domain.radius", 10)  # the same number
+    require_intact(run)
+    edit(run, "rounds", 7)
+    assert "rounds must be at least 8" in refused(capsys, "resume", run.path)
+    edit(run, "rounds", 9)
+    edit(run, "workers", 0)
+    assert cli.main(["resume", str(run.path)]) == 0
+    assert read_manifest(run).planned == read_manifest(run).rounds == 9
+
+
+def test_a_table_that_differs_before_the_checkpoint_is_refused_by_its_name(run, capsys):
+    for name in ("metrics.csv", "tasks.csv"):
+        file = run.path / name
+        whole = file.read_text()
+        lines = whole.splitlines(keepends=True)
+        for damaged in (
+            [*lines[:3], *lines[4:]], [*lines[:4], *lines[3:]], [*lines[:3], lines[4], lines[3], *lines[5:]],
+            [*lines[:3], lines[3].replace("3,", "3,1", 1), *lines[4:]], lines[:5], [],
+        ):  # fmt: skip
+            file.write_text("".join(damaged))
+            for command in (["resume", run.path, "--rounds", 9], ["test", run.path], ["report", run.path]):
+                assert f"{file} is damaged" in refused(capsys, *command)
+        file.write_text(whole)
+    assert require_intact(run).rounds == 8
+
+
+@pytest.mark.filterwarnings("ignore:nothing is left to play")
+def test_a_last_row_and_times_that_are_lost_are_written_again(run):
+    whole = run.metrics.read_bytes()
+    run.summary.unlink()
+    run.metrics.write_bytes(whole[: whole.rindex(b"\n8,") + 3])
+    run.timings.write_text("nothing")
+    assert cli.main(["resume", str(run.path)]) == 0
+    assert run.metrics.read_bytes() == whole
+    assert run.timings.read_text().splitlines()[:2] == ["round,seconds,evaluation_seconds", "1,nan,"]
+
+
+def test_a_manifest_that_is_gone_is_read_from_the_checkpoint_and_a_damaged_one_is_refused(run, capsys):
+    text = run.manifest.read_text()
+    run.manifest.write_text(text.replace('"seed": 0', '"seed": 1'))
+    assert f"{run.manifest} is damaged (its checksum differs); delete it" in refused(capsys, "resume", run.path)
+    run.manifest.unlink()
+    edit(run, "seed", 1)
+    assert "seed must stay 0" in refused(capsys, "validate", run.path)
+    assert "seed must stay 0" in refused(capsys, "resume", run.path, "--rounds", 9)
+
+
+def test_a_format_that_is_not_known_is_refused_by_name(run, capsys, monkeypatch):
+    with monkeypatch.context() as later:
+        later.setattr("obbo_lightning.runs.manifest.FORMAT", 2)
+        write_manifest(run, read_manifest_of(json.loads(run.manifest.read_text())))
+    assert "must have a manifest of format 1, got 2, of obbo_lightning" in refused(capsys, "validate", run.path)
+
+
+def read_manifest_of(content):
+    from obbo_lightning.runs.manifest import Manifest
+
+    return Manifest(**{name: content[name] for name in Manifest._fields})
+
+
+def test_other_versions_are_said_when_a_run_goes_on(run):
+    known = read_manifest(run)
+    write_manifest(run, known._replace(versions={**known.versions, "torch": "1.0"}))
+    with pytest.warns(UserWarning, match=r"the run was played with torch 1\.0 \(now "):
+        assert cli.main(["resume", str(run.path), "--rounds", "9"]) == 0
+
+
+def test_closing_files_are_those_that_were_written(run, capsys):
+    run.summary.write_text(run.summary.read_text().replace("8", "7"))
+    assert f"{run.summary} is damaged" in refused(capsys, "test", run.path)
+
+
+def test_lists_of_callbacks_decide_but_not_where_they_write():
+    settings = {"trainer": {"callbacks": [{"name": "EarlyStopping", "patience": 1, "dirpath": "x"}]}}
+    assert decisive(settings) == {"trainer.callbacks.0.name": "EarlyStopping", "trainer.callbacks.0.patience": 1}
