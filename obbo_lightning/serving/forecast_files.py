@@ -1,6 +1,5 @@
 """A forecast on paper: two CSV files and a figure."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import polars as pl
 from matplotlib.axes import Axes
 
 from obbo_lightning.experiments.drawing import COLOURS, INK, Drawing, finish, house_style, new_figure, save_drawing
+from obbo_lightning.runs.directory import write_atomically
 from obbo_lightning.serving.forecast import Forecast
 
 SHOWN = 6
@@ -22,9 +22,7 @@ def write_forecast(found: Forecast, path: Path) -> list[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for file, table in files.items():
-            aside = file.with_suffix(".part")
-            table.write_csv(aside, datetime_format="%Y-%m-%d %H:%M:%S")
-            os.replace(aside, file)
+            write_atomically(file, table.write_csv(datetime_format="%Y-%m-%d %H:%M:%S"))
         with house_style():
             return [*files, *save_drawing(draw_forecast(found, path.stem), path.parent)]
     except OSError as error:
