@@ -1,8 +1,11 @@
 """Where a run keeps its files."""
 
+import contextlib
 import json
 import os
+import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,10 @@ class RunDirectory:
         run = cls(Path(path))
         if not run.config.is_file():
             raise ValueError(f"{path} is no run directory: it has no {run.config.name}")
+        folders = (run.path, run.checkpoints, run.figures)
+        for place in (place for place in vars(run).values() if place.exists()):
+            if place.is_dir() != (place in folders):
+                raise ValueError(f"{place} must be a {'folder' if place in folders else 'file'}, and is not")
         return run
 
     @property
@@ -77,7 +84,33 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content in one step."""
-    aside = path.with_suffix(path.suffix + ".part")
-    aside.write_text(text)
-    os.replace(aside, path)
+    """Replace a file's content in one step that survives a loss of power."""
+    with replacing(path) as aside:
+        aside.write_text(text)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """An empty file to write beside ``path``, which takes its place at the end, file and folder synced.
+
+    Its name cannot be guessed and it is made anew, so that no link that somebody has put there is followed.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666))
+    try:
+        yield aside
+        sync(aside)
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """What was written to a file, or which files a folder has, survives anything."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

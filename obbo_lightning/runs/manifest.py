@@ -191,7 +191,9 @@ def require_continuable(run: RunDirectory, rounds: int, saved: Manifest | None) 
 
 
 def mend_tables(run: RunDirectory, rounds: int, saved: Manifest | None) -> None:
-    """Tables as they were at a checkpoint: `require_continuable` has let them pass."""
+    """Tables as they were at a checkpoint, which `require_continuable` let pass; what a killed process left goes."""
+    for left in (*run.path.glob(".*.part"), *run.checkpoints.glob(".*.part")):
+        left.unlink()
     if rounds:
         mend_timings(run.timings, rounds)
     for name, mark in (saved.tables if saved else {}).items():

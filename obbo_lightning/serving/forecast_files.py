@@ -1,6 +1,5 @@
 """A forecast on paper: two CSV files and a figure."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ from matplotlib.axes import Axes
 
 from obbo_lightning.experiments.drawing import COLOURS, INK, Drawing, finish, house_style, new_figure, save_drawing
 from obbo_lightning.foreign_text import cells, drawn
+from obbo_lightning.runs.directory import write_atomically
 from obbo_lightning.serving.forecast import Forecast
 
 SHOWN = 6
@@ -23,9 +23,7 @@ def write_forecast(found: Forecast, path: Path) -> list[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for file, table in files.items():
-            aside = file.with_suffix(".part")
-            cells(table).write_csv(aside, datetime_format="%Y-%m-%d %H:%M:%S")
-            os.replace(aside, file)
+            write_atomically(file, cells(table).write_csv(datetime_format="%Y-%m-%d %H:%M:%S"))
         with house_style():
             return [*files, *save_drawing(draw_forecast(found, path.stem), path.parent)]
     except OSError as error:

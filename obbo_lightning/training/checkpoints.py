@@ -1,6 +1,5 @@
 """Checkpoints that are complete or not there: written aside, checksummed, renamed."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from obbo_lightning.runs.checkpoints import CheckpointError, checksum_file, digest, list_checkpoints, read_checkpoint
+from obbo_lightning.runs.directory import replacing, write_atomically
 
 KEPT = 2
 PLAIN = (bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device, torch.Size)
@@ -25,16 +25,10 @@ class ExactCheckpoints(TorchCheckpointIO):
         """Write ``path`` and its checksum."""
         _require_plain(checkpoint, "checkpoint")
         final = Path(path)
-        aside = final.with_suffix(".part")
         final.parent.mkdir(parents=True, exist_ok=True)
-        super().save_checkpoint(checkpoint, aside, storage_options)
-        _sync(aside)
-        # The checksum is there before the checkpoint has its name.
-        checksum = checksum_file(final)
-        checksum.write_text(digest(aside) + "\n")
-        _sync(checksum)
-        os.replace(aside, final)
-        _sync(final.parent)
+        with replacing(final) as aside:
+            super().save_checkpoint(checkpoint, aside, storage_options)
+            write_atomically(checksum_file(final), digest(aside) + "\n")  # before the checkpoint has its name
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read what `save_checkpoint` wrote; tensors and plain values, whatever ``weights_only`` says."""
@@ -65,11 +59,3 @@ def _require_plain(value: Any, where: str) -> None:
     elif not (value is None or isinstance(value, PLAIN)) or type(value).__module__ == "numpy":
         found = type(value).__name__
         raise CheckpointError(f"{where} must hold tensors and plain values to be loaded again, got {found}")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,6 +5,9 @@ import threading
 from types import FrameType
 from typing import Any
 
+# Somebody's, a cluster's, a terminal that is closed, and the one that schedulers send before the time is over.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
 
 class Stopped(Exception):
     """A signal ended the run after a complete round and its checkpoint."""
@@ -15,7 +18,7 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Remembers SIGINT and SIGTERM until the round is over."""
+    """Remembers signals that ask to stop until the round is over."""
 
     def __init__(self) -> None:
         self.came = 0
@@ -25,7 +28,9 @@ class StopSignals:
     def listen(self) -> None:
         """From now on; other threads than the main one are sent no signals."""
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {n: signal.signal(n, self._remember) for n in (signal.SIGINT, signal.SIGTERM)}
+            hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup wants it to be ignored
+            heard = [n for n in STOPPING if n != signal.SIGHUP or hangs_up]
+            self._handlers = {n: signal.signal(n, self._remember) for n in heard}
 
     def give_back(self) -> None:
         """To whoever handled them before."""

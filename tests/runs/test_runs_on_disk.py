@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -143,7 +145,7 @@ def test_a_table_is_cut_behind_the_last_row_of_the_rounds_that_are_kept(every, r
     lines = (tmp_path / "x.csv").read_text().splitlines()
     assert lines[-2:] == [f"{last},9", "99,"]
     assert len(lines) == rounds // every + 2
-    assert not (tmp_path / "x.part").exists()
+    assert os.listdir(tmp_path) == ["x.csv"]
     other = RoundTable(tmp_path / "x.csv", ["round", "y"], every)
     with pytest.raises(ValueError, match=rf"must hold {rounds // every} rounds to continue from, got"):
         other.cut(rounds)
@@ -163,13 +165,30 @@ def test_two_runs_of_a_second_have_two_folders_and_a_file_in_the_way_is_named(tm
 
 def test_a_file_is_replaced_at_once_and_nothing_is_left_beside_it(tmp_path, monkeypatch):
     write_atomically(tmp_path / "a.json", "one")
-    seen = []
-    replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append((a.name, b.read_text())), replace(a, b)))
+    seen, names = [], set()
+    replace, fsync = os.replace, os.fsync
+    synced = lambda file: (seen.append(Path(f"/proc/self/fd/{file}").resolve().name), fsync(file))  # noqa: E731
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append(b.read_text()), names.add(a.name), replace(a, b)))
     write_atomically(tmp_path / "a.json", "two")
-    assert seen == [("a.json.part", "one")]
+    (name,) = names
+    assert re.fullmatch(r"\.a\.json\.[0-9a-f]{16}\.part", name)
+    assert seen == [name, "one", tmp_path.name]  # the file is synced before it gets its name, the folder after
     assert (tmp_path / "a.json").read_text() == "two"
     assert os.listdir(tmp_path) == ["a.json"]
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "a.json", "three")
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_link_in_the_way_of_a_temporary_file_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda size: "known")
+    (tmp_path / ".a.json.known.part").symlink_to(tmp_path / "precious")
+    (tmp_path / "precious").write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "a.json", "two")
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_a_checkpoint_is_read_if_it_is_what_was_written(tmp_path):
