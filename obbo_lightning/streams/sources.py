@@ -88,7 +88,7 @@ class SourcesStream(Stream):
         test_x, test_y = self.data.draw("test", self.counts["test"], generator)
         said = self._said(t, truth, source, generator)
         task = {"train_x": x, "train_y": said, "train_source": source, "right": self.right(t)}
-        validation_x, validation_y = self.trusted
+        validation_x, validation_y = (part.clone() for part in self.trusted)  # a task is whoever's that draws it
         return task | {"validation_x": validation_x, "validation_y": validation_y, "test_x": test_x, "test_y": test_y}
 
     def right(self, t: int) -> Tensor:

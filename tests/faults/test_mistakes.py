@@ -115,6 +115,7 @@ def test_an_alias_bomb_is_counted_and_not_written_out(tmp_path, monkeypatch, cap
     Path("bomb.yaml").write_text("\n".join(lines) + "\n")
     shutil.copytree(tmp_path, tmp_path / "run")
     (tmp_path / "run" / "bomb.yaml").rename(tmp_path / "run" / "config.yaml")
+    (tmp_path / "run" / "state.json").touch()  # which whoever plays a run holds
     assert "bomb.yaml must hold at most" in require_refused(["fit", "--config", "bomb.yaml"], capsys, tmp_path)
     for command in ("resume", "validate", "predict", "report"):
         require_refused([command, "run"], capsys, tmp_path)
@@ -140,6 +141,7 @@ def test_binary_and_unreadable_files_are_named(tmp_path, monkeypatch, capsys):
     Path("x.csv").write_bytes(b"\xff\xfe\x00" + os.urandom(100))
     Path("run").mkdir()
     Path("run", "config.yaml").write_bytes(b"\xff\xfe")
+    Path("run", "state.json").touch()  # which whoever plays a run holds
     for words, name in (
         (["fit", "--config", "x.yaml"], "x.yaml"),
         (["fit", "--data", "images", "--data.path", "x.npz"], "x.npz"),

@@ -10,6 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from as_played import as_if_played
 
 from obbo_lightning import cli, load
 from obbo_lightning.runs.checkpoints import CheckpointError, read_checkpoint
@@ -219,6 +220,7 @@ def test_no_setting_of_a_run_imports_from_the_working_directory(finished, tmp_pa
     given = yaml.safe_load(value)
     settings[key] = {**settings[key], **given} if key == "trainer" else given
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    as_if_played(run)
     assert cli.main(["validate", str(run)]) == 2
     error = capsys.readouterr().err
     assert "is code that no installed package has" in error
@@ -237,6 +239,7 @@ def test_entry_points_that_lie_about_are_not_installed(finished, tmp_path, monke
     shutil.copytree(finished, run)
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("name: quadratic", "name: lurking"))
+    as_if_played(run)
     assert cli.main(["test", str(run)]) == 2
     assert "is code that no installed package has" in capsys.readouterr().err
     assert not (tmp_path / "RAN").exists()

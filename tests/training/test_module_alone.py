@@ -343,7 +343,6 @@ def test_columns_of_blocks_and_of_automatic_steps_have_their_names():
         ),
         (Stopped(15, 3), False, 0, ""),  # rank 0 speaks for all
         (FloatingPointError("inf"), False, 1, ""),
-        (RuntimeError("a defect"), True, 1, "RuntimeError: a defect"),
     ],
 )
 def test_how_a_run_ended_is_said_once_and_in_its_code(error, first, code, said, monkeypatch, capsys):
@@ -446,3 +445,12 @@ def test_a_wandb_run_has_the_names_that_are_given_to_it(wanted, variable, projec
         ["Own", "market"],
     )
     assert loggers.make_logger({"logger": "csv"}, run, None) is None
+
+
+def test_a_defect_in_a_run_says_how_to_go_on(monkeypatch):
+    def defect(*arguments, **more):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(running, "fit", defect)
+    with pytest.raises(running.RunFailedError, match=r"RuntimeError: a defect .* go on with: python -m .* resume here"):
+        play_to_exit_code({}, SimpleNamespace(path="here"), None, None)

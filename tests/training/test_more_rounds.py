@@ -14,6 +14,11 @@ from obbo_lightning.settings.layers import read_layers
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.training import run as runs
 
+
+class Killed(BaseException):
+    """As kill -9 is: nothing catches it."""
+
+
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 
 # Evaluations are not due in rounds 9 and 10, which are judged all the same where they are the last.
@@ -80,14 +85,14 @@ class Kill(L.Callback):
 
     def on_train_batch_end(self, trainer, *args):
         if trainer.global_step == 13:
-            raise ConnectionAbortedError
+            raise Killed
 
 
 def test_an_extension_that_was_killed_is_resumed(monkeypatch):
     whole, run = fit(20, name="whole"), fit(10)
     with monkeypatch.context() as patched:
         patched.setattr(runs.RoundProgress, "on_train_batch_end", Kill.on_train_batch_end)
-        with pytest.raises(ConnectionAbortedError):
+        with pytest.raises(Killed):
             resume(run, "--rounds", 20)
     assert not run.finished
     assert resume(run) == 0
@@ -100,11 +105,11 @@ def test_a_run_that_was_killed_before_its_configuration_said_more_is_what_it_was
     before = run.metrics.read_bytes(), summary_of(run)
 
     def killed(*args):
-        raise ConnectionAbortedError
+        raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr("obbo_lightning.training.run.write_atomically", killed)
-        with pytest.raises(ConnectionAbortedError):
+        with pytest.raises(Killed):
             resume(run, "--rounds", 20)
     assert resume(run) == 0
     assert (run.metrics.read_bytes(), summary_of(run)) == before

@@ -91,7 +91,6 @@ def tune(folder):
     tuner, module = Watched(), Tuned()
     mine = [v[distributed.get_rank() :: 2] for v in batches_to_tune_on()]
     quiet = {
-        "use_distributed_sampler": False,
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
