@@ -1,122 +1,155 @@
-"""What `OnlineTuner` gains and costs: python -m benchmarks.tuner [--path mnist.npz] [--seeds 0 1 2 3 4] [--batches N].
+"""What `OnlineTuner` gains and costs: python -m benchmarks.tuner [--stream sources] [--path FILE] [--seeds 0 1 2 3 4].
 
-A multilayer perceptron in a plain Trainer, one step of SGD with momentum a batch, on the `sources` stream: equal
-weights, weights that know the truth, and weights learned every 5 and every 25 batches. They take turns, seed by seed;
-mean test accuracy over the batches, and the time of each over that of plain training, as a ratio of medians.
+The network of a stream in a plain Trainer, one step of SGD with momentum a batch: a λ that is not learned (for
+`sources` equal weights and the truth, for `regularization` a grid), and λ learned every 5 and every 25 batches. They
+take turns, seed by seed; mean test accuracy over the batches, and the time of each over that of plain training, the
+first of them, as a ratio of medians.
 """
 
 import argparse
+import copy
 import logging
 import statistics
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from obbo_lightning import Hyperparameters, OnlineTuner, OnSimplex
+from obbo_lightning import CNN4, MLP, Hyperparameters, ModuleProblem, OnlineTuner
+from obbo_lightning.problems.regularization import Regularized
+from obbo_lightning.problems.sources import TrustedSources
+from obbo_lightning.streams.regularization import FIXED, RegularizationStream
 from obbo_lightning.streams.sources import SourcesStream
+from obbo_lightning.streams.tasks import Tasks
 
-KINDS = {"equal weights": None, "the truth": None, "every 5 batches": 5, "every 25 batches": 25}
 SCORED = 10  # batches between tests
+LEARNED = {"every 5 batches": 5, "every 25 batches": 25}
+Drifting = SourcesStream | RegularizationStream
+Told = Callable[[Any], dict[str, Tensor]]  # λ, where it is not learned, from a batch
 
 
-class Classifier(L.LightningModule):
-    """784 (or fewer) → 128 → classes."""
+class Trained(L.LightningModule):
+    """The network of a problem, trained as anybody would."""
 
-    def __init__(self, stream: SourcesStream, told: bool) -> None:
+    def __init__(self, problem: ModuleProblem, told: Told | None) -> None:
         super().__init__()
-        shape, sizes = stream.data.shape, stream.data.classes
-        self.network = nn.Sequential(
-            nn.Flatten(), nn.Linear(torch.Size(shape).numel(), 128), nn.ReLU(), nn.Linear(128, sizes)
-        )
-        self.hyper = Hyperparameters(sources=OnSimplex(stream.sources, floor=0.1 / stream.sources))
-        self.told = told
+        self.problem, self.told = problem, told
+        self.network = copy.deepcopy(problem.network.template)
+        self.hyper = Hyperparameters(problem.hyper.named)
         self.accuracy: list[float] = []
+        self.loss: list[float] = []
 
     def training_loss(self, batch: Any, hyper: Any) -> Tensor:
-        """Σ_s λ_s · the mean of source s."""
-        losses = functional.cross_entropy(self.network(batch["train_x"]), batch["train_y"], reduction="none")
-        weights = hyper["sources"]
-        return len(weights) * (weights[batch["train_source"]] * losses).mean()
+        """g_t."""
+        return self.problem.training_loss(self.network, part("train_", batch), hyper)
 
     def validation_loss(self, batch: Any, hyper: Any) -> Tensor:
-        """The trusted examples."""
-        return functional.cross_entropy(self.network(batch["validation_x"]), batch["validation_y"])
+        """f_t."""
+        return self.problem.validation_loss(self.network, part("validation_", batch), hyper)
 
     def training_step(self, batch: Any, index: int) -> Tensor:
-        """With the weights that there are, or with the right ones."""
+        """With the λ that there is, or with the one that is told."""
         if index % SCORED == SCORED - 1:
             with torch.no_grad():
                 hits = self.network(batch["test_x"]).argmax(-1) == batch["test_y"]
+                loss = self.problem.validation_loss(self.network, part("test_", batch), dict(self.hyper))
             self.accuracy.append(float(hits.float().mean()))
-        right = {"sources": batch["right"] / batch["right"].sum()}
-        return self.training_loss(batch, right if self.told else self.hyper)
+            self.loss.append(float(loss))
+        return self.training_loss(batch, self.hyper if self.told is None else self.told(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """As anybody would."""
-        return torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.9)
+        """The usual one."""
+        return torch.optim.SGD(self.network.parameters(), lr=0.02, momentum=0.9)
 
 
-class Batches(Dataset[Any]):
-    """The first so many tasks of a stream."""
-
-    def __init__(self, stream: SourcesStream, count: int) -> None:
-        self.stream, self.count = stream, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, t: int) -> Any:
-        return self.stream.task(t)
+def part(kind: str, batch: Any) -> Any:
+    """The tensors of one kind, without its name."""
+    return {name.removeprefix(kind): values for name, values in batch.items() if name.startswith(kind)}
 
 
-def play(stream: SourcesStream, kind: str, batches: int) -> tuple[float, float]:
-    """Mean test accuracy, and seconds."""
-    torch.manual_seed(0)
-    module, every = Classifier(stream, kind == "the truth"), KINDS[kind]
-    quiet: dict[str, Any] = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
+def sources(path: str | None, period: int, seed: int) -> tuple[Drifting, ModuleProblem, dict[str, Told]]:
+    """Ten sources of labels, a perceptron, and weights between equal ones and the truth."""
+    stream = SourcesStream(path, period=period, seed=seed)
+    network = MLP(ways=stream.data.classes, shape=stream.data.shape, widths=[128], norm="none")
+    problem = TrustedSources(network, stream.sources, floor=0.1)
+    equal = torch.full((stream.sources,), 1 / stream.sources)
+    told: dict[str, Told] = {
+        "equal weights": lambda batch: {"sources": equal},
+        "the truth": lambda batch: {"sources": batch["right"] / batch["right"].sum()},
     }
+    return stream, problem, told
+
+
+def regularization(path: str | None, period: int, seed: int) -> tuple[Drifting, ModuleProblem, dict[str, Told]]:
+    """Training sets that are replaced, a CNN, and fixed values of decay and smoothing."""
+    stream = RegularizationStream(
+        path, "coarse_labels" if path else "labels", 2 if path else 1, period=period, seed=seed
+    )
+    network = CNN4(filters=32, norm="group", **{k: v for k, v in stream.facts().items() if k != "shape"})
+
+    def fixed(decay: float, smoothing: float) -> Told:
+        return lambda batch: {"decay": torch.tensor(decay), "smoothing": torch.tensor(smoothing)}
+
+    told = {f"decay {d:g}, smoothing {s:g}": fixed(d, s) for d, s in FIXED}
+    return stream, Regularized(network), told
+
+
+class Played(NamedTuple):
+    """Means over the batches, and how long it took."""
+
+    accuracy: float
+    loss: float
+    seconds: float
+
+
+def play(stream: Drifting, problem: ModuleProblem, told: Told | None, every: int | None, batches: int) -> Played:
+    """One training from the first batch to the last."""
+    torch.manual_seed(0)
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet: dict[str, Any] = dict.fromkeys(names, False)
     callbacks: list[L.Callback] = [] if every is None else [OnlineTuner(every=every)]
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, callbacks=callbacks, **quiet)
-    began = time.perf_counter()
-    trainer.fit(module, DataLoader(Batches(stream, batches), batch_size=None))
-    return statistics.fmean(module.accuracy), time.perf_counter() - began
+    module, began = Trained(problem, told), time.perf_counter()
+    loader: Iterable[Any] = DataLoader(Tasks(stream.task, batches), batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(module, loader)
+    seconds = time.perf_counter() - began
+    return Played(statistics.fmean(module.accuracy), statistics.fmean(module.loss), seconds)
 
 
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", help="an npz file of images and labels; drawn clouds without")
+    parser.add_argument("--stream", choices=["sources", "regularization"], default="sources")
+    parser.add_argument("--path", help="an npz file of images and labels; drawn examples without")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--batches", type=int, default=2000)
-    parser.add_argument("--period", type=int, default=500, help="batches until others are wrong")
+    parser.add_argument("--period", type=int, default=500, help="batches of a phase")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    made = {"sources": sources, "regularization": regularization}[asked.stream]
+    found: dict[str, list[Played]] = {}
     for seed in asked.seeds:
-        stream = SourcesStream(asked.path, period=asked.period, seed=seed)
-        for kind in KINDS:
-            found[kind].append(play(stream, kind, asked.batches))
-            print(f"seed {seed}, {kind}: {found[kind][-1][0]:.4f} in {found[kind][-1][1]:.1f} s", flush=True)
-    plain = statistics.median(seconds for _, seconds in found["equal weights"])
-    print("| weights | accuracy, mean of seeds | worst seed over the truth | time over plain training |")
-    print("|---|---|---|---|")
-    truth = [accuracy for accuracy, _ in found["the truth"]]
-    for kind, played in found.items():
-        accuracies, seconds = [a for a, _ in played], statistics.median(s for _, s in played)
-        worst = min(a / t for a, t in zip(accuracies, truth, strict=True))
-        print(f"| {kind} | {statistics.fmean(accuracies):.4f} | {worst:.3f} | {seconds / plain:.2f} |")
+        stream, problem, told = made(asked.path, asked.period, seed)
+        for kind in (*told, *LEARNED):
+            played = play(stream, problem, told.get(kind), LEARNED.get(kind), asked.batches)
+            found.setdefault(kind, []).append(played)
+            print(f"seed {seed}, {kind}: {played.accuracy:.4f} in {played.seconds:.1f} s", flush=True)
+    plain = statistics.median(played.seconds for played in next(iter(found.values())))
+    best = max((kind for kind in found if kind not in LEARNED), key=lambda kind: sum(p.accuracy for p in found[kind]))
+    print(f"| | accuracy, mean of seeds | worst seed over {best} | cross-entropy | time over plain training |")
+    print("|---|---|---|---|---|")
+    for kind, runs in found.items():
+        accuracy, loss = statistics.fmean(p.accuracy for p in runs), statistics.fmean(p.loss for p in runs)
+        worst = min(one.accuracy / other.accuracy for one, other in zip(runs, found[best], strict=True))
+        times = statistics.median(p.seconds for p in runs) / plain
+        print(f"| {kind} | {accuracy:.4f} | {worst:.3f} | {loss:.3f} | {times:.2f} |")
 
 
 if __name__ == "__main__":

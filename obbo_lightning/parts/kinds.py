@@ -87,6 +87,7 @@ KINDS = {
             sources="sources.SourcesStream",
             forgetting="forgetting.ForgettingStream",
             imbalance="imbalance.ImbalanceStream",
+            regularization="regularization.RegularizationStream",
         ),
     ),
     "problem": Kind(
@@ -99,6 +100,7 @@ KINDS = {
             sources="sources.TrustedSources",
             forgetting="forgetting.Forgetting",
             imbalance="imbalance.VectorScaling",
+            regularization="regularization.Regularized",
         ),
     ),
     "network": Kind(

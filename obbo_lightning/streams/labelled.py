@@ -1,6 +1,6 @@
 """Labelled examples in three pools: to train on, trusted ones to validate on, and ones to be judged on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.streams.fingerprints import digest_of
+from obbo_lightning.streams.synthetic import CLASSES, DrawnClasses
 
 POOLS = ("train", "validation", "test")
 FRACTION = 10  # one example in so many validates; where the file names no test examples, as many test
@@ -89,6 +91,24 @@ class Labelled:
         labels = torch.randint(classes, (count,), generator=generator)
         return cls.of(centres[labels] + spread * torch.randn(count, features, generator=generator), labels)
 
+    @classmethod
+    def drawn_images(cls, count: int = 6_000, image_size: int = 16) -> "Labelled":
+        """Textured shapes in 20 classes, those of the embedded default: no file needed."""
+        generator = torch.Generator().manual_seed(derive_seed("images", image_size))
+        members = torch.randint(CLASSES, (count,), generator=generator)
+        return cls.of(DrawnClasses(image_size).draw(members, generator), members // 5)
+
+    def shrunk(self, factor: int) -> "Labelled":
+        """Images a side of which has ``factor`` times fewer pixels, each the mean of those that it was."""
+        if factor == 1:
+            return self
+        if self.examples.ndim != 4 or min(self.shape[1:]) < factor:
+            raise ValueError(f"data.shrink must be 1 for examples of the shape {list(self.shape)}, got {factor}")
+        means = avg_pool2d(self.examples.float(), factor)
+        if self.examples.dtype == torch.uint8:
+            means = means.round().byte()
+        return replace(self, examples=means)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one example."""
@@ -110,9 +130,13 @@ class Labelled:
 
     def draw_of(self, pool: str, classes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """One example of each of these classes, standardised, and the classes again; with replacement."""
+        return self.take(self.rows_of(pool, classes, generator))
+
+    def rows_of(self, pool: str, classes: Tensor, generator: torch.Generator) -> Tensor:
+        """Where they are, without a look at them."""
         rows, first, count = self._by_class[pool]
         chosen = (torch.rand(len(classes), generator=generator, dtype=torch.float64) * count[classes]).long()
-        return self.take(rows[first[classes] + chosen])
+        return rows[first[classes] + chosen]
 
     @cached_property
     def _by_class(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:

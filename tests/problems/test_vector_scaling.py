@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy import F64
+from toy import F64, newton_solution
 
 from obbo_lightning import ConjugateGradient, GradientDescent
 from obbo_lightning.checks import check_problem
@@ -78,25 +78,12 @@ class Shrunk(VectorScaling):
         return super().inner_loss(outer, inner, task, sample) + 0.05 * inner.square().sum(-1)
 
 
-def minimum(problem, outer, task, first=None):
-    """Newton's method."""
-    inner = torch.zeros(1, 9, dtype=F64) if first is None else first
-    loss = lambda beta: problem.inner_loss(outer, beta, task).sum()  # noqa: E731
-    for _ in range(10):
-        gradient = torch.autograd.functional.jacobian(loss, inner)
-        if float(gradient.abs().max()) < 1e-13:
-            return inner
-        hessian = torch.autograd.functional.hessian(loss, inner).reshape(9, 9)
-        inner = inner - torch.linalg.solve(hessian, gradient[0])[None]
-    raise AssertionError("no minimum")
-
-
 def test_the_hypergradient_is_that_of_central_differences_where_the_inner_problem_is_solved(task):
     problem = Shrunk(nn.Linear(2, 3), ways=3)
     outer = torch.tensor([[0.5, -0.2, -0.4, 1.2, 0.9, 0.7]], dtype=F64)
-    inner = minimum(problem, outer, task)
+    inner = newton_solution(problem, outer, task, torch.zeros(1, 9, dtype=F64))
     found = ConjugateGradient(steps=9).differentiate(Oracle(problem, outer, task), GradientDescent(), inner, None)
-    solved = lambda at: problem.outer_loss(at, minimum(problem, at, task, inner), task)  # noqa: E731
+    solved = lambda at: problem.outer_loss(at, newton_solution(problem, at, task, inner), task)  # noqa: E731
     assert torch.allclose(found.value, central_difference(solved, outer), atol=1e-8)
     assert found.value.abs().min() > 1e-3  # of both blocks
 

@@ -27,7 +27,7 @@ def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["quadratics", "compare", "../default", "nowhere.yaml"])
 def test_what_is_neither_is_refused_with_the_names_there_are(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    names = "one of default, fc100, forgetting, imbalance, market, market_entropy, quadratic"
+    names = "one of default, fc100, forgetting, imbalance, market, market_entropy, quadratic, regularization"
     with pytest.raises(ConfigError, match=f"{names}|no such file"):
         find_config(name)
 
