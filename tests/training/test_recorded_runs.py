@@ -10,7 +10,8 @@ from recorded import number, require_recorded
 from obbo_lightning import cli
 
 FEW = "--data.image_size 16 --data.ways 3 --data.shots 2 --data.queries 2"
-FEW += " --problem.network mlp --problem.network.widths [4] --algorithm.inner.steps 3 --evaluation.tasks 2 --evaluation.every 2"
+FEW += " --problem.network mlp --problem.network.widths [4]"
+FEW += " --algorithm.inner.steps 3 --evaluation.tasks 2 --evaluation.every 2"
 EVENTS = "--config market --data.subset 40 --data.subsets 9 --data.horizon 7"
 PAST = "--config forgetting --data.block 8 --data.past 4"
 TRUST = "--config sources --data.examples 3 --data.validation 9 --data.test 20 --data.period 2"
