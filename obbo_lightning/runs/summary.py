@@ -1,7 +1,7 @@
 """The numbers of a run that people compare, as a file and as a small table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,11 +28,15 @@ class Judgement(NamedTuple):
         metric: what they are, and which direction is better.
         untrained: with λ_1.
         trained: with the last λ.
+        further_untrained: other scores of the same tasks by their names, with λ_1.
+        further: with the last λ.
     """
 
     metric: Metric
     untrained: Sequence[float]
     trained: Sequence[float]
+    further_untrained: Mapping[str, Sequence[float]] = {}
+    further: Mapping[str, Sequence[float]] = {}
 
     def gains(self) -> list[float]:
         """How much better each became."""
@@ -60,6 +64,8 @@ def summarise(settings: Settings, rounds: pl.DataFrame, judged: Judgement, secon
         f"test_{metric}": _known(final[0]),
         f"test_{metric}_se": final[1],
         **_middle(f"test_{metric}", judged.trained),
+        **_further("untrained_test", judged.further_untrained),
+        **_further("test", judged.further),
         "gain": _known(gain[0]),
         "gain_se": gain[1],
         f"stream_{metric}": _known(sum(stream) / len(stream)),
@@ -68,6 +74,14 @@ def summarise(settings: Settings, rounds: pl.DataFrame, judged: Judgement, secon
         "skipped": int(sum(rounds["skipped"].to_list())),
         "seconds": round(seconds, 3),
     }
+
+
+def _further(prefix: str, scores: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for name, values in scores.items():
+        mean, error = mean_and_error(values)
+        found |= {f"{prefix}_{name}": _known(mean), f"{prefix}_{name}_se": error}
+    return found
 
 
 def _middle(name: str, values: Sequence[float]) -> dict[str, float | None]:
@@ -144,6 +158,9 @@ def _add_tests(table: Table, summary: dict[str, Any], metric: str, better: str) 
         judged, on = f"forecast error ({metric})", f"{summary['events']} events"
     table.add_row(f"{judged} on {on} before learning; {better}", _with_error(summary, f"untrained_test_{metric}"))
     table.add_row(f"{judged} on the same after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
+    if summary.get("test_inductive_accuracy") is not None:
+        inductive = "the same where each query is predicted by itself (inductive)"
+        table.add_row(inductive, _with_error(summary, "test_inductive_accuracy"))
     if not summary["higher_is_better"]:  # errors have long tails
         median, deviation = summary[f"test_{metric}_median"], summary[f"test_{metric}_mad"]
         table.add_row("its median ± median absolute deviation", f"{_shown(median)} ± {_shown(deviation)}")
