@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from obbo_lightning.experiments.comparison import (
+    BASELINE_COLUMNS,
     ROUND_COLUMNS,
     RUN_COLUMNS,
+    TASK_COLUMNS,
     TIME_COLUMNS,
     Comparison,
-    comparison_tables,
     read_comparison,
 )
 from obbo_lightning.experiments.comparison_figures import draw_comparison
+from obbo_lightning.experiments.comparison_tables import comparison_tables
 from obbo_lightning.experiments.drawing import Drawing, house_style, save_drawing
 from obbo_lightning.experiments.market_comparison import MarketComparison, has_events, market_tables, read_market
 from obbo_lightning.experiments.market_figures import draw_event, draw_market
@@ -140,9 +142,11 @@ def _earlier(path: Path) -> Found | None:
 def _read_earlier(path: Path) -> Found | None:
     if (path / "runs.csv").is_file():
         return Comparison(
-            pl.read_csv(path / "runs.csv", schema_overrides=RUN_COLUMNS),
-            pl.read_csv(path / "rounds.csv", schema_overrides=ROUND_COLUMNS),
-            pl.read_csv(path / "timings.csv", schema_overrides=TIME_COLUMNS),
+            _frame(path / "runs.csv", RUN_COLUMNS),
+            _frame(path / "rounds.csv", ROUND_COLUMNS),
+            _frame(path / "timings.csv", TIME_COLUMNS),
+            _frame(path / "tasks.csv", TASK_COLUMNS, may_lack=True),
+            _frame(path / "baselines.csv", BASELINE_COLUMNS, may_lack=True),
         )
     if (path / "regret.csv").is_file():
         return MarketComparison(
@@ -152,3 +156,12 @@ def _read_earlier(path: Path) -> Found | None:
         streams = pl.read_csv(path / "streams.csv", schema_overrides=BEFORE)
         return Rates(streams.select(*BEFORE, pl.exclude(*BEFORE).cast(pl.Float64)))
     return None
+
+
+def _frame(path: Path, columns: dict[str, Any], may_lack: bool = False) -> pl.DataFrame:
+    """A table of an earlier report; a version before this one may not have had it, or its last column."""
+    if may_lack and not path.is_file():
+        return pl.DataFrame(schema=columns)
+    found = pl.read_csv(path, schema_overrides=columns)
+    missing = [pl.lit(None, kind).alias(name) for name, kind in columns.items() if name == "higher_is_better"]
+    return found if "higher_is_better" in found.columns else found.with_columns(missing)

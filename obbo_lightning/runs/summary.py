@@ -15,10 +15,17 @@ from obbo_lightning.parts import short_name
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.problems.spline import SmoothingSpline
 from obbo_lightning.settings.files import Settings
-from obbo_lightning.settings.layers import at, part_class
+from obbo_lightning.settings.layers import part_class
 from obbo_lightning.streams.stream import Metric
 
 REGRETS = ("euclidean", "generalized", "exact")
+# Those that a reader is shown. With steps that adapt to each coordinate the generalized one in the Euclidean norm
+# counts little but coordinates times rounds; in the geometry's own norm it has the units of f.
+MEANINGS = {
+    "euclidean": "regret: squared norms of windowed hypergradients, summed over rounds",
+    "geometry": "generalized regret: squared lengths of the outer steps over α in the geometry's own norm, summed",
+    "exact": "exact regret: the first of the true gradients",
+}
 
 
 class Judgement(NamedTuple):
@@ -71,6 +78,7 @@ def summarise(settings: Settings, rounds: pl.DataFrame, judged: Judgement, secon
         f"stream_{metric}": _known(sum(stream) / len(stream)),
         f"stream_{metric}_last_100": _known(sum(stream[-100:]) / len(stream[-100:])),
         **{f"regret_{name}": _known(last[f"regret/{name}"]) for name in REGRETS},
+        **({"regret_geometry": _known(last["regret/geometry"])} if "regret/geometry" in last else {}),
         "skipped": int(sum(rounds["skipped"].to_list())),
         "seconds": round(seconds, 3),
     }
@@ -137,11 +145,12 @@ def print_summary(
         table.add_row("the same, all rounds", _shown(summary[f"stream_{metric}"]))
     for name, value in summary.get("baselines", {}).items():
         table.add_row(f"    with {name}", _shown(_known(value)))
-    for name, meaning in _regrets(settings).items():
-        if summary[f"regret_{name}"] is not None:
+    for name, meaning in MEANINGS.items():
+        if summary.get(f"regret_{name}") is not None:
             table.add_row(f"{meaning}; lower is better", f"{summary[f'regret_{name}']:.4g}")
     if summary["skipped"]:
-        table.add_row("rounds skipped as not finite", str(summary["skipped"]))
+        skipped = "rounds skipped as not finite: each counts as the one before it, and regrets are lower bounds"
+        table.add_row(skipped, str(summary["skipped"]))
     table.add_row("seconds", f"{summary['seconds']:.0f}")
     console.print(table)
     for name, note in summary.get("notes", {}).items():
@@ -168,20 +177,6 @@ def _add_tests(table: Table, summary: dict[str, Any], metric: str, better: str) 
         mean, middle = (_shown(summary[f"last_value_{metric}{end}"]) for end in ("", "_median"))
         table.add_row(f"{judged} of the last price as the forecast; its median", f"{mean}; {middle}")
     table.add_row("gain by learning, paired; above 0 is better", _with_error(summary, "gain"))
-
-
-def _regrets(settings: Settings) -> dict[str, str]:
-    """Those that say something, in words.
-
-    With steps that adapt to each coordinate the generalized one counts little but coordinates times rounds.
-    """
-    adaptive = at(settings, "algorithm.geometry").get("name") == "adaptive_diagonal"
-    regrets = {
-        "euclidean": "regret: squared norms of windowed hypergradients, summed over rounds",
-        "generalized": "generalized regret: squared lengths of the outer steps over α, summed",
-        "exact": "exact regret: the same of the true gradients",
-    }
-    return {name: meaning for name, meaning in regrets.items() if not (adaptive and name == "generalized")}
 
 
 def _next_steps(settings: Settings, run: Path) -> list[str]:
