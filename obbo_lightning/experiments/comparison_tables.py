@@ -95,7 +95,7 @@ def _by_task(comparison: Comparison, label: str, name: str) -> np.ndarray | None
 
 
 def _error_of_tasks(comparison: Comparison) -> str:
-    count = comparison.runs["test_tasks"].max()
+    count = int(comparison.runs["test_tasks"].max())  # type: ignore[arg-type]
     if all(_by_task(comparison, label, "test") is not None for label in comparison.labels):
         return f"; of test {comparison.metric} and gain over seeds and the {count} test tasks that they share (two-way)"
     return f", which leaves out the error of the {count} test tasks that they share: not all of these runs kept them"
