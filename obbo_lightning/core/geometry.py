@@ -156,18 +156,23 @@ class AdaptiveDiagonal(Geometry):
 
     Args:
         decay: weight of the past in the average of squares.
-        rho: ρ, the strong convexity that remains where no gradient was ever seen.
+        rho: ρ, the strong convexity that remains where no gradient was ever seen. The theorems ask for
+            α ≤ 3ρ/(4ℓ_F), which the default cannot give with any α that moves.
+        bias_correction: H_t = diag(√(v_t / (1 − decay^t)) + ρ), as Adam has it: the first steps are α long in each
+            coordinate, and not α/√(1 − decay).
     """
 
     decay: float = 0.9
     rho: float = 1e-8
+    bias_correction: bool = False
 
     def __post_init__(self) -> None:
         positive("geometry.rho", self.rho)
         decay("geometry.decay", self.decay)
 
     def initial_state(self, outer: Tensor) -> dict[str, Tensor]:
-        return {"second_moment": torch.zeros_like(outer)}
+        state = {"second_moment": torch.zeros_like(outer)}
+        return {**state, "rounds": outer.new_zeros(())} if self.bias_correction else state
 
     def reach(self, outer: Tensor, domain: Domain) -> Tensor:
         # H_t takes the size out of every coordinate, and a step of α in each of d coordinates is α √d long.
@@ -177,7 +182,11 @@ class AdaptiveDiagonal(Geometry):
         second_moment = state["second_moment"]
         second_moment.mul_(self.decay).addcmul_(direction, direction, value=1 - self.decay)
         second_moment.clamp_(max=torch.finfo(direction.dtype).max)  # an overflow would never decay again
-        return DiagonalQuadratic(second_moment.sqrt().add_(self.rho))
+        if not self.bias_correction:
+            return DiagonalQuadratic(second_moment.sqrt().add_(self.rho))
+        # v̂_t = v_t / (1 − decay^t)
+        state["rounds"] += 1
+        return DiagonalQuadratic((second_moment / (1 - self.decay ** state["rounds"])).sqrt().add_(self.rho))
 
 
 class Entropy(FixedGeometry):

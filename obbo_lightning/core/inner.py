@@ -1,7 +1,7 @@
 """Inner solvers: from ω⁰ to ω^K ≈ β̂_t(λ_t)."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ class InnerSolver(Part, ABC):
     @abstractmethod
     def step_size(self) -> float | None:
         """η, or None for a solver that has none."""
+
+    @property
+    def whole(self) -> "InnerSolver":
+        """The same solver on whole tasks: how λ is judged, where luck in the choice of samples must not matter."""
+        return self
 
     def require_fit(self, problem: Problem) -> None:
         """Refuse, before the first round, a problem that lacks what this solver asks for."""
@@ -84,6 +89,10 @@ class GradientDescent(InnerSolver):
     @property
     def samples(self) -> bool:
         return self.batch_size is not None
+
+    @property
+    def whole(self) -> InnerSolver:
+        return replace(self, batch_size=None) if self.samples else self
 
     @property
     def step_size(self) -> float | None:

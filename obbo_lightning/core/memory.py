@@ -122,6 +122,11 @@ class HypergradientWindow(Memory):
     def fill(self) -> int:
         return min(self.rounds, self.window)
 
+    @property
+    def newest(self) -> Tensor | None:
+        """The last d_t that was taken ``[lanes, d]``; no sum of suffixes overwrites the newest slot."""
+        return None if self._slots is None else self._slots[(self.rounds - 1) % self.window]
+
     def merge(self, hypergradients: Tensor) -> Tensor:
         return self.push(hypergradients[-1])
 

@@ -1,7 +1,7 @@
 """Inner solvers with a state of their own, which goes on from round to round with β."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,10 @@ class _Stateful(InnerSolver):
     @property
     def samples(self) -> bool:
         return self.batch_size is not None
+
+    @property
+    def whole(self) -> InnerSolver:
+        return replace(self, batch_size=None) if self.samples else self
 
     def require_unrolled(self) -> None:
         raise ValueError(

@@ -1,7 +1,7 @@
 """The outer step as a torch optimizer."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ class BregmanProx(Optimizer):
 
     The gradient of a parameter is q; the last axis is the vector, all others are lanes. Usable in any torch loop. The
     group's ``lr`` is α, or s where α is ``auto``, or a factor for the steps of all blocks.
+
+    Attributes:
+        lengths: ‖G_X‖ of the last step in the geometry's own norm, of each block ``[lanes, blocks]``: √(2 D)/α with
+            D = D_{φ_t}(λ_{t+1}, λ_t), which is √⟨G, H_t G⟩ for φ_t = ½ λᵀ H_t λ.
 
     Args:
         params: parameters, as for any torch optimizer. Their values must lie in ``domain``.
@@ -53,6 +57,7 @@ class BregmanProx(Optimizer):
     ) -> None:
         alone = BlockStep(lr, geometry or Euclidean(), regularizer or NoRegularizer(), domain or RealSpace(), scale)
         self.blocks = tuple(blocks or [alone])
+        self.lengths: Tensor | None = None
         super().__init__(params, {"lr": lr if blocks else alone.rate, **auto_names(self.blocks)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -82,10 +87,15 @@ class BregmanProx(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    for block in self.blocks:
-                        outer, direction = (x[..., block.where] for x in (parameter, parameter.grad))
-                        outer.copy_(_minimiser(block, outer, direction, group["lr"], self._state(parameter, block)))
+                    taken = [self._taken(parameter, block, group["lr"]) for block in self.blocks]
+                    self.lengths = torch.stack([one.length for one in taken], -1)
+                    for block, one in zip(self.blocks, taken, strict=True):
+                        parameter[..., block.where].copy_(one.outer)
         return loss
+
+    def _taken(self, parameter: Tensor, block: BlockStep, lr: float) -> "_Taken":
+        outer, direction = (x[..., block.where] for x in (parameter, parameter.grad) if x is not None)
+        return _minimiser(block, outer, direction, lr, self._state(parameter, block))
 
     def generalized(self, before: Tensor, parameter: Tensor) -> Tensor:
         """G_X(λ_t, q_t, α) = (λ_t − λ_{t+1})/α of the step that was taken, each block with its own α."""
@@ -107,13 +117,29 @@ class BregmanProx(Optimizer):
         return own
 
 
-def _minimiser(block: BlockStep, outer: Tensor, direction: Tensor, lr: float, state: dict[str, Tensor]) -> Tensor:
+class _Taken(NamedTuple):
+    """A step of a block: λ_{t+1} ``[lanes, d]``, and the length of G_X in the geometry's own norm ``[lanes]``."""
+
+    outer: Tensor
+    length: Tensor
+
+
+def _minimiser(block: BlockStep, outer: Tensor, direction: Tensor, lr: float, state: dict[str, Tensor]) -> _Taken:
     h, domain = block.regularizer, block.domain
     if block.lr != "auto":
-        return block.geometry.distance(direction, state).step(outer, direction, lr * block.factor, h, domain)
+        distance, rate = block.geometry.distance(direction, state), lr * block.factor
+        after = distance.step(outer, direction, rate, h, domain)
+        return _Taken(after, _length(distance, outer, after, rate))
     taken = auto_step(block.geometry, domain, outer, direction, lr * block.factor, state)
     distance = block.geometry.distance(taken.relative, state)
-    return distance.step(outer, taken.direction, taken.rate, h, domain).where(taken.moves, outer)
+    after = distance.step(outer, taken.direction, taken.rate, h, domain).where(taken.moves, outer)
+    return _Taken(after, _length(distance, outer, after, taken.rate.squeeze(-1)))
+
+
+def _length(distance: Distance, before: Tensor, after: Tensor, rate: Rate) -> Tensor:
+    """√(2 D_φ(λ⁺, λ))/α, in double precision: an entropy's D is a difference of numbers that are nearly equal."""
+    divergence = distance.divergence(after.double(), before.double())
+    return (2 * divergence.clamp(min=0)).sqrt() / rate
 
 
 def auto_names(blocks: Sequence[BlockStep]) -> dict[str, list[str]]:

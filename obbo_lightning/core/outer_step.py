@@ -16,6 +16,8 @@ from obbo_lightning.core.optimizer import BregmanProx, auto_rates
 from obbo_lightning.core.regret import Regret
 from obbo_lightning.core.validation import at_least, one_of
 
+OF_BLOCKS = ("euclidean", "generalized", "exact")  # regrets that each of several blocks has, too
+
 
 class StepRecord(NamedTuple):
     """What the outer step did.
@@ -24,8 +26,8 @@ class StepRecord(NamedTuple):
         hypergradient: d_t, zero in skipped lanes ``[lanes, d]``.
         direction: q_t, clipped ``[lanes, d]``.
         generalized: G_X(λ_t, q_t, α) ``[lanes, d]``; None for outer rules that are no Bregman step.
-        regret: euclidean, generalized (or None) and exact (or None), so far ``[lanes]``; where λ has several blocks
-            also of each: ``euclidean/NAME``.
+        regret: euclidean, generalized, exact and geometry (the last three may be None), so far ``[lanes]``; where λ has
+            several blocks also of each: ``euclidean/NAME``.
         hypergradient_error: ‖d_t − ∇F_t(λ_t)‖ ``[lanes]`` where the problem knows ∇F_t, else None.
         skipped: lanes whose hypergradient, or whose λ after the step, was not finite ``[lanes]``.
         outer: λ_{t+1} ``[lanes, d]``, a copy.
@@ -50,8 +52,8 @@ class OuterStep:
         outer: λ, updated in place.
         algorithm: brings the memory, the outer rule and the clipping.
         regret_window: w_R, the yardstick's window: it belongs to the experiment, the same for every algorithm.
-        on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first; a
-            lane whose step overflows keeps λ_t.
+        on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first, and counts
+            in the regret as d_{t−1} once more; a lane whose step overflows keeps λ_t.
         optimizer: the outer rule, where somebody else has made it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
         blocks: of λ, where it has them.
@@ -85,6 +87,7 @@ class OuterStep:
         self.blocks = blocks.several if blocks is not None else {}
         windows = {"euclidean": regret_window, "generalized": 1, "exact": regret_window}
         self.regret = {name: Regret(window, self.blocks) for name, window in windows.items()}
+        self.regret["geometry"] = Regret(1)
 
     @torch.no_grad()
     def __call__(self, hypergradients: Tensor, exact: Tensor | None = None) -> StepRecord:
@@ -94,25 +97,29 @@ class OuterStep:
                 f"hypergradients must have shape [solved, {', '.join(map(str, self.outer.shape))}], "
                 f"got {tuple(hypergradients.shape)}"
             )
+        known = {"euclidean": hypergradients[-1].isfinite().all(-1)}
         hypergradients, skipped = self._finite(hypergradients)
         if exact is not None:
-            exact = exact.where(exact.isfinite().all(-1, keepdim=True), 0.0)
+            known["exact"] = exact.isfinite().all(-1)
+            exact = exact.where(known["exact"].unsqueeze(-1), 0.0)
         direction = self._clipped(self.memory.merge(hypergradients))
         before = self.outer.detach().clone()
         self.outer.grad = direction
         self._apply()
         self.outer.grad = None
         skipped = skipped | self._kept(before)
-        generalized = None
+        generalized = lengths = None
         if isinstance(self.optimizer, BregmanProx):
             generalized = self.optimizer.generalized(before, self.outer)
-        vectors = {"euclidean": hypergradients[-1], "generalized": generalized, "exact": exact}
+            lengths = self.optimizer.lengths
+            lengths = None if lengths is None else lengths.where(lengths.isfinite(), 0.0)  # a step that was not taken
+        vectors = {"euclidean": hypergradients[-1], "generalized": generalized, "exact": exact, "geometry": lengths}
         error = None if exact is None else (hypergradients[-1] - exact).norm(dim=-1)
         return StepRecord(
             hypergradients[-1],
             direction,
             generalized,
-            self._regrets(vectors),
+            self._regrets(vectors, known),
             error,
             skipped,
             self.outer.detach().clone(),
@@ -150,9 +157,12 @@ class OuterStep:
         norm = (direction / largest).norm(dim=-1, keepdim=True)
         return torch.where(norm * largest > self.clip, direction / largest * (self.clip / norm), direction)
 
-    def _regrets(self, vectors: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-        totals = {name: None if vector is None else self.regret[name].add(vector) for name, vector in vectors.items()}
-        of_blocks = {f"{name}/{b}": self.regret[name].of_block.get(b) for name in vectors for b in self.blocks}
+    def _regrets(self, vectors: dict[str, Tensor | None], known: dict[str, Tensor]) -> dict[str, Tensor | None]:
+        totals = {
+            name: None if vector is None or name not in self.regret else self.regret[name].add(vector, known.get(name))
+            for name, vector in vectors.items()
+        }
+        of_blocks = {f"{name}/{b}": self.regret[name].of_block.get(b) for name in OF_BLOCKS for b in self.blocks}
         return {**totals, **of_blocks}
 
     def _numbers(self, generalized: Tensor | None) -> dict[str, Tensor]:
@@ -182,5 +192,7 @@ class OuterStep:
         if own is not None:
             self.memory.exchange(own)
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
+        for name in [name for name in self.regret if name not in state["regret"]]:
+            del self.regret[name]  # an older version has played the first rounds, and did not know it
         for name, regret in self.regret.items():
             regret.load_state_dict(state["regret"][name])

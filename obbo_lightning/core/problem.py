@@ -92,6 +92,15 @@ class Problem(Part, ABC):
         """What else to report of a task at (λ, β), such as accuracy, one number a lane each."""
         return {}
 
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The names of `further_scores`."""
+        return ()
+
+    def further_scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
+        """More `scores`, of tasks alone that nothing is learned from; NaN where one cannot be computed."""
+        return {}
+
     def solution(self, outer: Tensor, task: Task) -> Tensor | None:
         """β̂_t(λ), exactly."""
         return None

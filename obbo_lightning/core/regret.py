@@ -12,7 +12,8 @@ class Regret:
     """BLR_w(T) = Σ_{t≤T} ‖(1/w) Σ_{i<w} x_{t−i}‖² with x_s = 0 for s ≤ 0, one number a lane, summed in float64.
 
     Fed with d_t it is the Euclidean regret (eq. det_sobow_local_regret), with ∇F_t(λ_t) the exact one, and with
-    G_X(λ_t, q_t, α) and w = 1 the generalized one (eq. det_local_regret), because q_t is averaged already.
+    G_X(λ_t, q_t, α) and w = 1 the generalized one (eq. det_local_regret), because q_t is averaged already; with the
+    length of G_X in the geometry's own norm that of the geometry.
 
     Args:
         window: w.
@@ -30,8 +31,14 @@ class Regret:
         self.blocks = dict(blocks or {})
         self.of_block: dict[str, Tensor] = {}
 
-    def add(self, vector: Tensor) -> Tensor:
-        """Take one round ``[lanes, d]``; the regret so far ``[lanes]``."""
+    def add(self, vector: Tensor, known: Tensor | None = None) -> Tensor:
+        """Take one round ``[lanes, d]``; the regret so far ``[lanes]``.
+
+        A lane whose x_t is not ``known [lanes]``, because it was not finite, counts as x_{t−1} once more: as nothing
+        it would lower the regret of a method that blows up. What the sum then is, is a lower bound.
+        """
+        if known is not None and self.memory.newest is not None:
+            vector = vector.where(known.unsqueeze(-1), self.memory.newest.to(vector.device))
         squares = self.memory.push(vector).double().square()
         self.total = _sum(self.total, squares.sum(-1))
         for name, where in self.blocks.items():

@@ -1,4 +1,4 @@
-"""Means, standard errors and medians, in double precision: computed in one way wherever they are reported."""
+"""Means, their errors and intervals, and medians, in double precision: computed in one way wherever reported."""
 
 import math
 from collections.abc import Sequence
@@ -32,6 +32,56 @@ def standard_error(values: Tensor | np.ndarray, dim: int = 0) -> Tensor:
     # One by one, because over several rows torch rounds in another way than over one.
     deviations = [row.std() for row in rows.reshape(-1, n)]
     return torch.stack(deviations).reshape(rows.shape[:-1]).div(n**0.5)
+
+
+def two_way_error(values: np.ndarray) -> float | None:
+    """Standard error of the mean of ``values [seeds, tasks]`` where both seeds and tasks could have been others.
+
+    x_st = μ + a_s + b_t + e_st, all three random, so Var x̄ = σ_a²/S + σ_b²/n + σ_e²/(S n). Mean squares estimate it
+    without bias: (MS_a + MS_b − MS_e)/(S n); a variance that comes out below zero counts as none. None for fewer than
+    two seeds or tasks, or what is not finite.
+
+    >>> round(two_way_error(np.array([[0.0, 1.0, 2.0], [0.5, 1.5, 2.5]])), 4)  # √(0.25² + (1/√3)²): no noise
+    0.6292
+    """
+    seeds, tasks = values.shape
+    if min(seeds, tasks) < 2 or not np.isfinite(values).all():
+        return None
+    by_seed, by_task, mean = values.mean(1), values.mean(0), values.mean()
+    of_seeds, of_tasks = tasks * by_seed.var(ddof=1), seeds * by_task.var(ddof=1)
+    rest = values - by_seed[:, None] - by_task + mean
+    noise = (rest**2).sum() / ((seeds - 1) * (tasks - 1))
+    variance = max(of_seeds, noise) + max(of_tasks, noise) - noise
+    return math.sqrt(variance / (seeds * tasks))
+
+
+def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float | None:
+    """Standard error of the mean where values of one cluster (events of one day) go together.
+
+    √(C/(C−1) Σ_c (Σ_{i∈c} (x_i − x̄))²)/n: what drawing C whole clusters again and again tends to. With one value in
+    each cluster it is `standard_error`. None for fewer than two clusters, or what is not finite.
+
+    >>> clustered_error(np.array([1.0, 1.0, 3.0, 3.0]), np.array(["a", "a", "b", "b"]))
+    1.0
+    """
+    _, index = np.unique(clusters, return_inverse=True)
+    count = int(index.max()) + 1 if len(index) else 0
+    if count < 2 or not np.isfinite(values).all():
+        return None
+    sums = np.bincount(index, values - values.mean())
+    return math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(values)
+
+
+def clustered_interval(values: np.ndarray, clusters: np.ndarray, draws: int = 4000) -> tuple[float, float] | None:
+    """The 95 % percentile interval of the mean, from drawing whole clusters with replacement; always the same draws."""
+    _, index = np.unique(clusters, return_inverse=True)
+    count = int(index.max()) + 1 if len(index) else 0
+    if count < 2 or not np.isfinite(values).all():
+        return None
+    sums, sizes = np.bincount(index, values), np.bincount(index)
+    drawn = np.random.default_rng(0).integers(0, count, (draws, count))
+    low, high = np.percentile(sums[drawn].sum(1) / sizes[drawn].sum(1), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def median(values: Tensor) -> Tensor:

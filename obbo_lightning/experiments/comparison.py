@@ -1,16 +1,13 @@
 """Runs side by side: what several algorithms gave on the same tasks."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from obbo_lightning.core.statistics import mean_and_error
-from obbo_lightning.experiments.paired import as_cells, compare_pairs
 from obbo_lightning.experiments.runs import DAMAGE, Run, sorted_labels
-from obbo_lightning.experiments.tables import Table, plain
+from obbo_lightning.foreign_text import uncelled_table
 from obbo_lightning.runs.table import read_rounds
 
 RUN_COLUMNS = {
@@ -30,6 +27,7 @@ RUN_COLUMNS = {
     "regret": pl.Float64,
     "skipped": pl.Int64,
     "calls": pl.Float64,
+    "higher_is_better": pl.Boolean,
 }
 ROUND_COLUMNS = {
     "label": pl.String,
@@ -44,7 +42,15 @@ ROUND_COLUMNS = {
     "calls": pl.Int64,
 }
 TIME_COLUMNS = {"label": pl.String, "seed": pl.Int64, "round": pl.Int64, "seconds": pl.Float64}
-MEASURES = {"regret": "regret", "stream_last_100": "stream {}, last 100", "test": "test {}"}  # of the tables
+TASK_COLUMNS = {
+    "label": pl.String,
+    "seed": pl.Int64,
+    "task": pl.Int64,
+    "untrained": pl.Float64,
+    "test": pl.Float64,
+    "inductive": pl.Float64,
+}
+BASELINE_COLUMNS = {"name": pl.String, "seed": pl.Int64, "round": pl.Int64, "score": pl.Float64}
 
 
 class Comparison(NamedTuple):
@@ -54,16 +60,26 @@ class Comparison(NamedTuple):
         runs: a row a run.
         rounds: a row a round of a run.
         timings: seconds of all rounds so far, at each round with an evaluation.
+        tasks: a row a test task of a run; empty where runs of an older version did not keep them.
+        baselines: a row a round of what λ must beat, where the stream plays that.
     """
 
     runs: pl.DataFrame
     rounds: pl.DataFrame
     timings: pl.DataFrame
+    tasks: pl.DataFrame
+    baselines: pl.DataFrame
 
     @property
     def metric(self) -> str:
         """What the runs are judged by, such as accuracy or loss."""
         return str(self.runs["metric"][0])
+
+    @property
+    def better(self) -> str:
+        """Whether more of the metric is better, in words; nothing where a report of an older version does not say."""
+        higher = self.runs["higher_is_better"][0]
+        return "" if higher is None else "higher is better" if higher else "lower is better"
 
     @property
     def labels(self) -> list[str]:
@@ -75,7 +91,11 @@ class Comparison(NamedTuple):
         labels = put_first(reference, self.labels)
         place = pl.col("label").replace_strict({label: i for i, label in enumerate(labels)}, return_dtype=pl.Int64)
         return Comparison(
-            self.runs.sort(place, "seed"), self.rounds.sort(place, "seed", "round"), self.timings.sort(place, "seed")
+            self.runs.sort(place, "seed"),
+            self.rounds.sort(place, "seed", "round"),
+            self.timings.sort(place, "seed", "round"),
+            self.tasks.sort(place, "seed", "task"),
+            self.baselines,
         )
 
 
@@ -95,6 +115,8 @@ def read_comparison(runs: Sequence[Run]) -> Comparison:
         pl.DataFrame([_row(run) for run in runs], schema=RUN_COLUMNS),
         pl.concat([_rounds(run) for run in runs]),
         pl.concat([_timings(run) for run in runs]),
+        pl.concat([_tasks(run) for run in runs]),
+        _baselines(runs),
     ).facing(None)
 
 
@@ -113,6 +135,7 @@ def _row(run: Run) -> dict[str, Any]:
         "stream_last_100": metrics[metric].tail(100).mean(),
         "regret": metrics["regret/euclidean"][-1],
         "calls": (metrics["gradients"] + metrics["products"]).mean(),
+        "higher_is_better": summary.get("higher_is_better"),
     }
 
 
@@ -143,86 +166,33 @@ def _timings(run: Run) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=TIME_COLUMNS, orient="row")
 
 
-def comparison_tables(comparison: Comparison) -> list[Table]:
-    """The final table, and who differs from the first algorithm."""
-    return [_final_table(comparison), *_paired_table(comparison)]
-
-
-def _final_table(comparison: Comparison) -> Table:
-    """Means over seeds, each with its standard error where there is more than one seed."""
-    metric, measures = comparison.metric, _measures(comparison)
-    gain = ["gain"] if "test" in measures else []
-    rows = []
-    for label in comparison.labels:
-        runs = comparison.runs.filter(pl.col("label") == label)
-        means = [_mean(runs[name], _digits(comparison, name)) for name in (*measures, *gain)]
-        if gain and runs["test_tasks"].max() == 0:  # of this run nothing was measured
-            means[-2:] = ["", ""]
-        lr, calls = runs["lr"][0], float(runs["calls"].to_numpy().mean())
-        facts = ["auto" if lr is None else f"{lr:g}", str(runs["rounds"].min()), str(len(runs))]
-        rows.append([label, *facts, *means, f"{calls:.0f}"])
-    gained = f"gain is how much better the test {metric} is than that of the untrained λ_1 on the same tasks; "
-    return Table(
-        "table",
-        f"Means ± standard error over seeds. Regret is the Euclidean bilevel local regret after the last round; the "
-        f"stream's {metric} is measured before a round is learned from; {gained if gain else ''}"
-        "calls are gradients and second-derivative products a round.",
-        ["algorithm", "α", "rounds", "seeds", *(measures[name].format(metric) for name in measures), *gain, "calls"],
-        rows,
-    )
-
-
-def _measures(comparison: Comparison) -> dict[str, str]:
-    """What is in the tables: nothing of test tasks where the stream has none."""
-    tested = comparison.runs["test_tasks"].max() != 0
-    return {name: called for name, called in MEASURES.items() if tested or name != "test"}
-
-
-def _paired_table(comparison: Comparison) -> list[Table]:
-    """The others minus the first, seed by seed; not made for runs of different lengths."""
-    first, *others = comparison.labels
-    if not others:
-        return []
-    rows, measures = [], _measures(comparison)
-    for label in others:
-        pairs = _pairs(comparison, first, label)
-        cells = [label, str(len(pairs))]
-        for name in measures:
-            known = pairs.drop_nulls([name, f"{name}_right"])
-            paired = compare_pairs(known[name].to_numpy(), known[f"{name}_right"].to_numpy()) if len(known) else None
-            cells += as_cells(paired, _digits(comparison, name))
-        rows.append(cells)
-    names = [name.format(comparison.metric) for name in measures.values()]
-    columns = [column for name in names for column in (name, "larger / smaller")]
-    return [
-        Table(
-            "paired",
-            f"Each algorithm minus {first} on the same seeds: mean difference ± its standard error; in how many seeds "
-            "it is larger and smaller; p of the two-sided sign test, which needs 6 seeds to come below 0.05. Runs of "
-            "different lengths are not paired.",
-            ["algorithm", "pairs", *columns],
-            rows,
+def _tasks(run: Run) -> pl.DataFrame:
+    metric = run.summary["metric"]
+    try:
+        found = pl.read_csv(run.directory.tests)
+        inductive = "inductive_accuracy" if "inductive_accuracy" in found.columns else None
+        return found.select(
+            pl.lit(run.label).alias("label"),
+            pl.lit(run.summary["seed"], pl.Int64).alias("seed"),
+            pl.col("task").cast(pl.Int64),
+            pl.col(f"untrained_{metric}").cast(pl.Float64).alias("untrained"),
+            pl.col(metric).cast(pl.Float64).alias("test"),
+            (pl.col(inductive) if inductive else pl.lit(None)).cast(pl.Float64).alias("inductive"),
         )
-    ]
+    except DAMAGE:  # there is none, in a run of an older version or without test tasks
+        return pl.DataFrame(schema=TASK_COLUMNS)
 
 
-def _pairs(comparison: Comparison, first: str, second: str) -> pl.DataFrame:
-    mine, theirs = (comparison.runs.filter(pl.col("label") == label) for label in (first, second))
-    return mine.join(theirs, on=["seed", "rounds"])
-
-
-def _digits(comparison: Comparison, name: str) -> int:
-    """Scores have three; a regret as many as its smallest one needs to show three."""
-    if name != "regret":
-        return 3
-    known = comparison.runs[name].drop_nulls()
-    smallest = float(known.filter(known > 0).to_numpy().min(initial=1.0))
-    return 1 if smallest >= 1 else 2 - math.floor(math.log10(smallest))
-
-
-def _mean(values: pl.Series, digits: int) -> str:
-    """Mean ± standard error; nothing is hidden where one is not finite."""
-    if values.null_count() or not values.is_finite().all():
-        return "not finite"
-    mean, error = mean_and_error(values.to_numpy())
-    return plain(mean, digits) + ("" if error is None else f" ± {plain(error, digits)}")
+def _baselines(runs: Sequence[Run]) -> pl.DataFrame:
+    """Of each seed once: they know nothing of outer rules. The first algorithm's, since they share its inner solver."""
+    found: dict[int, pl.DataFrame] = {}
+    ordered = {label: i for i, label in enumerate(sorted_labels([run.label for run in runs]))}
+    for run in sorted(runs, key=lambda run: ordered[run.label]):
+        seed = run.summary["seed"]
+        if seed not in found and run.directory.baselines.is_file():
+            wide = uncelled_table(pl.read_csv(run.directory.baselines))
+            long = wide.unpivot(index="round", variable_name="name", value_name="score")
+            found[seed] = long.with_columns(seed=pl.lit(seed, pl.Int64)).select(
+                pl.col(name).cast(kind) for name, kind in BASELINE_COLUMNS.items()
+            )
+    return pl.concat([pl.DataFrame(schema=BASELINE_COLUMNS), *(found[seed] for seed in sorted(found))])

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from obbo_lightning.core.statistics import mean_and_error, standard_error
 from obbo_lightning.experiments.comparison import Comparison
-from obbo_lightning.experiments.drawing import Drawing, finish, look_of, new_figure, set_title
+from obbo_lightning.experiments.drawing import STYLES, Drawing, finish, look_of, new_figure, set_title
 from obbo_lightning.foreign_text import drawn
 
 
@@ -36,9 +36,10 @@ def _draw_regret(comparison: Comparison, title: str) -> Drawing:
     ends = [float(values.mean(axis=0)[-1]) for _, values in curves.values()]
     if min(ends) > 0 and max(ends) > 20 * min(ends):
         axes[0].set_yscale("log")
-    axes[0].set(xlabel="round t", ylabel="cumulative bilevel local regret")
+    axes[0].set(xlabel="round t", ylabel="cumulative bilevel local regret\n(lower is better)")
     caption = (
-        "Euclidean bilevel local regret so far, the same yardstick for all. Mean over seeds, band: ± standard error."
+        "Euclidean bilevel local regret so far, the same yardstick for all; lower is better. Mean over seeds, band: ± "
+        "standard error over seeds."
     )
     return finish(figure, axes[0], "regret", caption, title)
 
@@ -53,12 +54,39 @@ def _draw_stream(comparison: Comparison, name: str, title: str) -> Drawing:
     }
     figure, axes = new_figure(3.7)
     _draw_curves(axes[0], comparison, smooth)
-    axes[0].set(xlabel="round t", ylabel=f"stream {drawn(comparison.metric)}, mean of {width} rounds")
+    ending = _draw_baselines(axes[0], comparison, width)
+    quantity = f"stream {drawn(comparison.metric)}, mean of {width} rounds"
+    axes[0].set(xlabel="round t", ylabel=f"{quantity}\n({comparison.better})" if comparison.better else quantity)
     caption = (
-        f"Prequential {comparison.metric}: each round is judged before it is learned from. Mean over the last {width} "
-        "rounds and over seeds, band: ± standard error over seeds."
+        f"Prequential {comparison.metric}{_direction(comparison)}: each round is judged before it is learned from. "
+        f"Mean over the last {width} rounds and over seeds, band: ± standard error over seeds.{ending}"
     )
     return finish(figure, axes[0], name, caption, title)
+
+
+def _direction(comparison: Comparison) -> str:
+    return f" ({comparison.better})" if comparison.better else ""
+
+
+def _draw_baselines(axes: Axes, comparison: Comparison, width: int) -> str:
+    """The best few of what λ must beat, in grey, mean over seeds; says so."""
+    sign = -1 if comparison.better == "higher is better" else 1
+    found = {
+        name: part.group_by("round").agg(pl.col("score").mean()).sort("round")["score"].to_numpy()
+        for (name,), part in comparison.baselines.partition_by("name", as_dict=True, maintain_order=True).items()
+    }
+    best = sorted(found, key=lambda name: sign * float(found[name].mean()))[: len(STYLES)]
+    for name, style in zip(best, STYLES, strict=False):
+        smooth = np.convolve(found[name], np.ones(width) / width, mode="valid")
+        rounds = np.arange(width, len(found[name]) + 1)
+        axes.plot(rounds, smooth, linestyle=style, color="#888888", linewidth=1, label=drawn(str(name)))
+    return " Grey: the best of what a learned λ must beat." if best else ""
+
+
+def _draw_untrained(axes: Axes, comparison: Comparison) -> None:
+    untrained = comparison.runs["untrained_test"].drop_nulls().to_numpy()
+    if len(untrained):
+        axes.axhline(float(untrained.mean()), color="#888888", linestyle=":", linewidth=1.2, label="untrained λ_1")
 
 
 def _draw_curves(axes: Axes, comparison: Comparison, curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
@@ -109,10 +137,12 @@ def _draw_tests(comparison: Comparison, name: str, title: str) -> Drawing:
             capsize=2,
             **look_of(comparison.labels, label),
         )
-    axes[0].set(xlabel="round t", ylabel=f"test {drawn(comparison.metric)}, mean over tasks")
+    _draw_untrained(axes[0], comparison)
+    axes[0].set(xlabel="round t", ylabel=f"test {drawn(comparison.metric)}{_direction(comparison)}")
     caption = (
-        f"{comparison.metric.capitalize()} on the same fixed test tasks for all, adapted to from λ_t. Mean over seeds, "
-        "bars: ± standard error over seeds."
+        f"{comparison.metric.capitalize()}{_direction(comparison)} on the same fixed test tasks for all, adapted to "
+        "from λ_t. Mean over seeds and tasks, bars: ± standard error over seeds alone, without that of the shared "
+        "tasks (the table has both). Dotted: the untrained λ_1, mean over all runs."
     )
     return finish(figure, axes[0], name, caption, title)
 
@@ -129,9 +159,11 @@ def _draw_compute(comparison: Comparison, name: str, title: str) -> Drawing:
         if clocked:
             table = table.join(_mean_of(comparison.timings, label, "seconds"), on="round", how="left")
             axes[1].plot(table["seconds"], table["test"], **look)
+    for one in axes:
+        _draw_untrained(one, comparison)
     xlabels = ("gradients and second-derivative products so far", "seconds of rounds so far, evaluations not counted")
     for one, xlabel in zip(axes, xlabels, strict=False):
-        one.set(xlabel=xlabel, ylabel=f"test {drawn(comparison.metric)}", xscale="log")
+        one.set(xlabel=xlabel, ylabel=f"test {drawn(comparison.metric)}{_direction(comparison)}", xscale="log")
     caption = (
         f"Test {comparison.metric} against compute, means over seeds; a line begins with its first evaluation. "
         "Seconds are those of this machine"

@@ -14,7 +14,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from obbo_lightning.experiments.runs import ORDER
 from obbo_lightning.foreign_text import drawn
@@ -114,7 +114,9 @@ def _known_algorithm(label: str) -> str:
 
 
 def _tidy(axes: Axes) -> None:
-    """Few and plain numbers on logarithmic axes."""
+    """Few and plain numbers on logarithmic axes, whole ones where rounds are counted."""
+    if axes.get_xlabel().startswith("round") and axes.get_xscale() == "linear":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     for axis, scale, limits in (
         (axes.xaxis, axes.get_xscale(), axes.get_xlim()),
         (axes.yaxis, axes.get_yscale(), axes.get_ylim()),

@@ -1,20 +1,25 @@
 """Market runs side by side: the paper's tables 1 to 3."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from obbo_lightning.core.statistics import mean_and_error
+from obbo_lightning.core.statistics import clustered_error, clustered_interval
 from obbo_lightning.experiments.comparison import put_first
-from obbo_lightning.experiments.paired import as_cells, compare_pairs
+from obbo_lightning.experiments.paired import as_cells, compare_clusters, compare_pairs
 from obbo_lightning.experiments.runs import DAMAGE, LeftOut, Run
 from obbo_lightning.experiments.tables import Table
 from obbo_lightning.foreign_text import uncelled_table
 
 EVENT_COLUMNS = ("ticker", "timestamp", "naive_mse", "weight", "regret", "gradient_norm", "test_mse")
+PAIRED_COLUMNS = (
+    "difference of the mean squared error",
+    "95 % interval",
+    "events larger / smaller",
+    "days larger / smaller",
+)
 FORECAST_COLUMNS = ("mean", "standard error", "median", "median abs. deviation")
 
 
@@ -43,6 +48,12 @@ class MarketComparison(NamedTuple):
     def column(self, label: str, name: str) -> np.ndarray:
         """An algorithm's numbers, one an event."""
         return self.events.filter(pl.col("label") == label)[name].to_numpy()
+
+    @property
+    def days(self) -> np.ndarray:
+        """Of each event; events of one day share its news, and their errors go together."""
+        moments = self.events.filter(pl.col("label") == self.labels[0])["timestamp"]
+        return moments.cast(pl.String).str.slice(0, 10).to_numpy()
 
 
 class _Lanes(NamedTuple):
@@ -113,17 +124,19 @@ def _middle(label: str, rounds: np.ndarray, curves: np.ndarray) -> pl.DataFrame:
 def market_tables(comparison: MarketComparison) -> list[Table]:
     """The columns of the paper's tables 1 to 3 with regret and gradient norm; and the paired differences."""
     first, *others = comparison.labels
-    rows = []
+    rows, days = [], comparison.days
     for label in comparison.labels:
         regret, norm = (np.median(comparison.column(label, name)) for name in ("regret", "gradient_norm"))
-        rows.append([label, *_forecast_cells(comparison.column(label, "test_mse")), f"{regret:.3f}", f"{norm:.4f}"])
-    naive = comparison.column(first, "naive_mse")
-    rows.append(["last value", *_forecast_cells(naive), "", ""])
+        errors = comparison.column(label, "test_mse")
+        rows.append([label, *_forecast_cells(errors, days), f"{regret:.3f}", f"{norm:.4f}"])
+    naive, count = comparison.column(first, "naive_mse"), len(set(days))
+    rows.append(["last value", *_forecast_cells(naive, days), "", ""])
     final = Table(
         "table",
-        f"Forecast mean squared error over {len(naive)} events, in the units of each fit's standardised log price "
-        "(the columns of the paper's tables 1 to 3), with the median cumulative regret and the median gradient norm "
-        "after the last round. “Last value” forecasts the last price.",
+        f"Forecast mean squared error over {len(naive)} events on {count} days, in the units of each fit's "
+        "standardised log price (the columns of the paper's tables 1 to 3), with the median cumulative regret and the "
+        "median gradient norm after the last round; lower is better in all. The standard error is that of whole days, "
+        "whose events go together. “Last value” forecasts the last price.",
         ["algorithm", *FORECAST_COLUMNS, "median regret", "median gradient norm at T"],
         rows,
     )
@@ -131,16 +144,25 @@ def market_tables(comparison: MarketComparison) -> list[Table]:
     compared = {label: comparison.column(label, "test_mse") for label in others} | {"last value": naive}
     paired = Table(
         "paired",
-        f"Forecast error of each minus that of {first}, event by event: mean difference ± its standard error; on how "
-        "many events it is larger and smaller, ties in neither; p of the two-sided sign test.",
-        ["algorithm", "difference of the mean squared error", "larger / smaller"],
-        [[label, *as_cells(compare_pairs(reference, errors), 4)] for label, errors in compared.items()],
+        f"Forecast error of each minus that of {first}, event by event: mean difference ± its standard error by days, "
+        f"and its 95 % interval when the {count} days are drawn again with replacement; on how many events it is "
+        "larger and smaller, ties in neither; on how many days the mean over the day's events is, with p of the "
+        "two-sided sign test of the days.",
+        ["algorithm", *PAIRED_COLUMNS],
+        [[label, *_paired_cells(reference, errors, days)] for label, errors in compared.items()],
     )
     return [final, paired]
 
 
-def _forecast_cells(errors: np.ndarray) -> list[str]:
-    median = np.median(errors)
-    mean, error = mean_and_error(errors)
-    middle = (median, np.median(np.abs(errors - median)))
-    return [f"{value:.4f}" for value in (mean, math.nan if error is None else error, *middle)]
+def _forecast_cells(errors: np.ndarray, days: np.ndarray) -> list[str]:
+    median, error = np.median(errors), clustered_error(errors, days)
+    values = (errors.mean(), median, np.median(np.abs(errors - median)))
+    mean, *middle = (f"{value:.4f}" for value in values)
+    return [mean, "" if error is None else f"{error:.4f}", *middle]
+
+
+def _paired_cells(first: np.ndarray, second: np.ndarray, days: np.ndarray) -> list[str]:
+    by_event, interval = compare_pairs(first, second), clustered_interval(second - first, days)
+    difference, of_days = as_cells(compare_clusters(first, second, days), 4)
+    limits = "" if interval is None else f"[{interval[0]:+.4f}, {interval[1]:+.4f}]"
+    return [difference, limits, f"{by_event.larger} / {by_event.smaller}", of_days]

@@ -32,8 +32,11 @@ def _draw_regret(comparison: MarketComparison, title: str) -> Drawing:
         median, deviation = (np.concatenate([[0], curve[name].to_numpy()]) for name in ("median", "mad"))
         apart = (i - (len(labels) - 1) / 2) * rounds[-1] / 150  # bars must not hide each other
         axes[0].errorbar(rounds + apart, median, yerr=deviation, capsize=2, **look_of(labels, label))
-    axes[0].set(xlabel="round t", ylabel="median cumulative local regret", ylim=(0, None))
-    caption = "Cumulative bilevel local regret: median over events, bars: median absolute deviation."
+    axes[0].set(xlabel="round t", ylabel="median cumulative local regret\n(lower is better)", ylim=(0, None))
+    caption = (
+        "Cumulative bilevel local regret, lower is better: median over events, bars: median absolute deviation over "
+        "events (how they differ, not an error)."
+    )
     return finish(figure, axes[0], "regret", caption, title)
 
 
@@ -60,7 +63,7 @@ def _draw_scatter(comparison: MarketComparison, column: str, quantity: str, name
     set_title(figure, title)
     caption = (
         f"{quantity[0].upper()}{quantity[1:]}: {first} (vertical) against each of the others (horizontal), one point "
-        f"an event; how many are below / above the line. Below it {first} has the smaller one."
+        f"an event; how many are below / above the line. Below it {first} has the smaller one, which is better."
     )
     return Drawing(name, caption, figure)
 

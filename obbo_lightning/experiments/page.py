@@ -30,6 +30,7 @@ def write_page(
     tables: Sequence[Table],
     drawings: Sequence[Drawing],
     left_out: Sequence[str],
+    settings: Table | None = None,
 ) -> Path:
     """Tables and figures; each drawing's SVG file must lie beside the page already."""
     from obbo_lightning import __version__
@@ -39,7 +40,13 @@ def write_page(
     )
     figures = [_embed(drawing, path.parent / f"{drawing.name}.svg") for drawing in drawings]
     page = template.render(
-        title=title, facts=facts, tables=tables, figures=figures, left_out=left_out, version=__version__
+        title=title,
+        facts=facts,
+        tables=tables,
+        figures=figures,
+        left_out=left_out,
+        settings=settings,
+        version=__version__,
     )
     path.write_text(page + "\n", encoding="utf-8")
     return path

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest
 
-from obbo_lightning.core.statistics import mean_and_error
+from obbo_lightning.core.statistics import clustered_error, mean_and_error
 from obbo_lightning.experiments.tables import plain
 
 
@@ -40,6 +40,20 @@ def compare_pairs(first: np.ndarray, second: np.ndarray) -> Paired:
     larger, smaller = int((differences > 0).sum()), int((differences < 0).sum())
     p = float(binomtest(larger, larger + smaller).pvalue) if larger + smaller else None
     return Paired(len(differences), mean, error, larger, smaller, p)
+
+
+def compare_clusters(first: np.ndarray, second: np.ndarray, clusters: np.ndarray) -> Paired:
+    """The same where pairs of one cluster (events of one day) go together: its error, and the sign of each cluster.
+
+    >>> days = np.array(["mon", "mon", "tue"])
+    >>> compare_clusters(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]), days)
+    Paired(pairs=2, difference=0.0, error=0.6666666666666666, larger=1, smaller=1, p=1.0)
+    """
+    differences = second - first
+    names, index = np.unique(clusters, return_inverse=True)
+    means = np.bincount(index, differences) / np.bincount(index)
+    signs = compare_pairs(np.zeros(len(names)), means)
+    return signs._replace(difference=float(differences.mean()), error=clustered_error(differences, clusters))
 
 
 def as_cells(paired: Paired | None, digits: int) -> tuple[str, str]:

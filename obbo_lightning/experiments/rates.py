@@ -235,12 +235,12 @@ def draw_rates(rates: Rates, title: str) -> list[Drawing]:
     if lengths:
         fixed = fixed_value(rates, "rounds", rates.over)
         caption = f"Average exact regret against the length of the stream, {rates.symbol} = {fixed:g}. {marks}"
-        labels = ("rounds T", "exact regret(T) / T")
+        labels = ("rounds T", "exact regret(T) / T (lower is better)")
         drawings.append(_draw(rates, lengths, labels, "rates", caption, title))
     if numbers:
         length, words = fixed_value(rates, rates.over, "rounds"), rates.over.replace("_", " ")
         caption = f"Exact regret after T = {length:g} rounds against the stream's {words}. {marks}"
-        labels = (f"{words} κ" if rates.over == KAPPA else words, "exact regret")
+        labels = (f"{words} κ" if rates.over == KAPPA else words, "exact regret (lower is better)")
         drawings.append(_draw(rates, numbers, labels, f"{rates.over}s", caption, title))
     return drawings
 

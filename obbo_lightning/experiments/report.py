@@ -7,15 +7,18 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from obbo_lightning.experiments.comparison import (
+    BASELINE_COLUMNS,
     ROUND_COLUMNS,
     RUN_COLUMNS,
+    TASK_COLUMNS,
     TIME_COLUMNS,
     Comparison,
-    comparison_tables,
     read_comparison,
 )
 from obbo_lightning.experiments.comparison_figures import draw_comparison
+from obbo_lightning.experiments.comparison_tables import comparison_tables
 from obbo_lightning.experiments.drawing import Drawing, house_style, save_drawing
+from obbo_lightning.experiments.facts import facts_of, read_facts, settings_table, write_facts
 from obbo_lightning.experiments.market_comparison import MarketComparison, has_events, market_tables, read_market
 from obbo_lightning.experiments.market_figures import draw_event, draw_market
 from obbo_lightning.experiments.page import write_page
@@ -25,6 +28,8 @@ from obbo_lightning.experiments.tables import Table, write_table
 from obbo_lightning.foreign_text import cells, uncelled_table
 
 Found = Comparison | MarketComparison | Rates
+DIGITS = 8  # of what is written
+MAY_LACK = ("tasks", "baselines")  # tables that some comparisons have no rows of
 
 
 class Report(NamedTuple):
@@ -61,8 +66,11 @@ def write_report(
         left_out += unused
     if event and not (runs and isinstance(found, MarketComparison)):
         raise ValueError(f"--event needs market runs with their prices, got {' '.join(event)!r} without them")
-    found = found.facing(reference)
+    found = _rounded(found.facing(reference))
     tables, draw = _contents(found)
+    facts, settings = (
+        (facts_of(found.labels, runs), settings_table(runs)) if runs else read_facts(found.labels, paths[0])
+    )
     with house_style():
         drawings = draw(title) + (draw_event(runs, *event) if event else [])
     try:
@@ -71,15 +79,22 @@ def write_report(
         raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
     written = []
     for name, data in found._asdict().items():
-        cells(data.with_columns(pl.col(pl.Float64).round_sig_figs(6))).write_csv(output / f"{name}.csv")
-        written.append(output / f"{name}.csv")
-    written += [path for table in tables for path in write_table(table, output)]
+        if len(data) or name not in MAY_LACK:
+            cells(data).write_csv(output / f"{name}.csv")
+            written.append(output / f"{name}.csv")
+    written.append(write_facts(facts, output))
+    beside = [settings] if settings else []
+    written += [path for table in (*tables, *beside) for path in write_table(table, output)]
     with house_style():
         written += [path for drawing in drawings for path in save_drawing(drawing, output)]
-    page = write_page(
-        output / "report.html", title, _facts(found, runs), tables, drawings, [str(one) for one in left_out]
-    )
+    page = write_page(output / "report.html", title, facts, tables, drawings, [str(one) for one in left_out], settings)
     return Report(page, [page, *written], tables, left_out)
+
+
+def _rounded(found: Found) -> Found:
+    """As its CSV files have it: what is made of them again is the same to the last digit."""
+    rounded = [data.with_columns(pl.col(pl.Float64).round_sig_figs(DIGITS)) for data in found]
+    return type(found)(*rounded)
 
 
 def _read(runs: Sequence[Run]) -> tuple[Found, list[Run], list[LeftOut]]:
@@ -102,31 +117,6 @@ def _contents(found: Found) -> tuple[list[Table], Callable[[str], list[Drawing]]
     return comparison_tables(found), lambda title: draw_comparison(found, title)
 
 
-def _facts(found: Found, runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What was run, in a few words."""
-    facts = [("algorithms", "; ".join(found.labels))]
-    if not runs:
-        return [*facts, ("made from", "the CSV files of an earlier report")]
-    settings = [run.settings for run in runs]
-    shared = {k: v for k, v in settings[0]["data"].items() if all(s["data"].get(k) == v for s in settings)}
-    places = {k for k in runs[0].stream.may_differ if isinstance(shared.get(k), str)}
-    data = [f"{k} = {_without_folder(v)}" for k, v in shared.items() if v is not None and k not in places]
-    facts += [
-        ("experiment", ", ".join(sorted({str(s.get("experiment")) for s in settings}))),
-        ("data", ", ".join(word.removeprefix("name = ") for word in data)),
-        ("runs", str(len(runs))),
-        ("rounds T", ", ".join(map(str, sorted({s["rounds"] for s in settings})))),
-        ("seeds", ", ".join(map(str, sorted({s["seed"] for s in settings})))),
-        ("regret window w_R", ", ".join(map(str, sorted({s["regret_window"] for s in settings})))),
-    ]
-    return facts
-
-
-def _without_folder(value: Any) -> Any:
-    """Whose machine it was is nobody's business."""
-    return Path(value).name if isinstance(value, str) and "/" in value else value
-
-
 def _earlier(path: Path) -> Found | None:
     """What an earlier report left, where there is one."""
     try:
@@ -140,9 +130,11 @@ def _earlier(path: Path) -> Found | None:
 def _read_earlier(path: Path) -> Found | None:
     if (path / "runs.csv").is_file():
         return Comparison(
-            pl.read_csv(path / "runs.csv", schema_overrides=RUN_COLUMNS),
-            pl.read_csv(path / "rounds.csv", schema_overrides=ROUND_COLUMNS),
-            pl.read_csv(path / "timings.csv", schema_overrides=TIME_COLUMNS),
+            _frame(path / "runs.csv", RUN_COLUMNS),
+            _frame(path / "rounds.csv", ROUND_COLUMNS),
+            _frame(path / "timings.csv", TIME_COLUMNS),
+            _frame(path / "tasks.csv", TASK_COLUMNS),
+            _frame(path / "baselines.csv", BASELINE_COLUMNS),
         )
     if (path / "regret.csv").is_file():
         return MarketComparison(
@@ -152,3 +144,12 @@ def _read_earlier(path: Path) -> Found | None:
         streams = pl.read_csv(path / "streams.csv", schema_overrides=BEFORE)
         return Rates(streams.select(*BEFORE, pl.exclude(*BEFORE).cast(pl.Float64)))
     return None
+
+
+def _frame(path: Path, columns: dict[str, Any]) -> pl.DataFrame:
+    """A table of an earlier report; a version before this one may not have had it, or all of its columns."""
+    if path.stem in MAY_LACK and not path.is_file():
+        return pl.DataFrame(schema=columns)
+    found = pl.read_csv(path, schema_overrides=columns)
+    missing = [name for name in columns if name == "higher_is_better" and name not in found.columns]
+    return found.with_columns(pl.lit(None, columns[name]).alias(name) for name in missing)

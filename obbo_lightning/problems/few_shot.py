@@ -11,7 +11,8 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Sample, derive_seed
 from obbo_lightning.core.validation import nonnegative
 from obbo_lightning.networks.cnn4 import CNN4
-from obbo_lightning.networks.flat import Factory, FlatNetwork
+from obbo_lightning.networks.flat import Factory, FlatNetwork, forgetful, without_noise
+from obbo_lightning.networks.settled import settled
 
 
 class FewShot(Problem):
@@ -117,6 +118,22 @@ class FewShot(Problem):
         """Accuracy on the queries."""
         hits = self._logits(inner, self.laid_out(task)["query"]).argmax(-1) == task["query_labels"]
         return {"accuracy": hits.to(inner.dtype).mean().reshape(1)}
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        return ("inductive_accuracy",) if self.transductive else ()
+
+    @torch.no_grad()
+    def further_scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
+        """Accuracy of predictions that depend on no other query: norms use the statistics of the support examples."""
+        if not self.further:
+            return {}
+        network = without_noise(forgetful(self.loaded_network(inner)))
+        try:
+            hits = settled(network, task["support"])(task["query"]).argmax(-1) == task["query_labels"]
+        except ValueError:  # a norm that is used twice has no statistics of its own
+            return {self.further[0]: inner.new_full((1,), math.nan)}
+        return {self.further[0]: hits.to(inner.dtype).mean().reshape(1)}
 
     def _weights(self, outer: Tensor) -> Tensor:
         return outer[:, :-1] if self.learn_proximity else outer

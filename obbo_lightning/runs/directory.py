@@ -24,6 +24,7 @@ class RunDirectory:
         self.outer = path / "outer.csv"
         self.timings = path / "timings.csv"
         self.baselines = path / "baselines.csv"
+        self.tests = path / "tests.csv"
         self.tasks = path / "tasks.csv"
         self.sources = path / "sources.json"
         self.state = path / "state.json"

@@ -1,7 +1,7 @@
 """The numbers of a run that people compare, as a file and as a small table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,17 @@ from obbo_lightning.parts import short_name
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.problems.spline import SmoothingSpline
 from obbo_lightning.settings.files import Settings
-from obbo_lightning.settings.layers import at, part_class
+from obbo_lightning.settings.layers import part_class
 from obbo_lightning.streams.stream import Metric
 
 REGRETS = ("euclidean", "generalized", "exact")
+# Those that a reader is shown. With steps that adapt to each coordinate the generalized one in the Euclidean norm
+# counts little but coordinates times rounds; in the geometry's own norm it has the units of f.
+MEANINGS = {
+    "euclidean": "regret: squared norms of windowed hypergradients, summed over rounds",
+    "geometry": "generalized regret: squared lengths of the outer steps over α in the geometry's own norm, summed",
+    "exact": "exact regret: the first of the true gradients",
+}
 
 
 class Judgement(NamedTuple):
@@ -28,11 +35,15 @@ class Judgement(NamedTuple):
         metric: what they are, and which direction is better.
         untrained: with λ_1.
         trained: with the last λ.
+        further_untrained: other scores of the same tasks by their names, with λ_1.
+        further: with the last λ.
     """
 
     metric: Metric
     untrained: Sequence[float]
     trained: Sequence[float]
+    further_untrained: Mapping[str, Sequence[float]] = {}
+    further: Mapping[str, Sequence[float]] = {}
 
     def gains(self) -> list[float]:
         """How much better each became."""
@@ -60,14 +71,25 @@ def summarise(settings: Settings, rounds: pl.DataFrame, judged: Judgement, secon
         f"test_{metric}": _known(final[0]),
         f"test_{metric}_se": final[1],
         **_middle(f"test_{metric}", judged.trained),
+        **_further("untrained_test", judged.further_untrained),
+        **_further("test", judged.further),
         "gain": _known(gain[0]),
         "gain_se": gain[1],
         f"stream_{metric}": _known(sum(stream) / len(stream)),
         f"stream_{metric}_last_100": _known(sum(stream[-100:]) / len(stream[-100:])),
         **{f"regret_{name}": _known(last[f"regret/{name}"]) for name in REGRETS},
+        **({"regret_geometry": _known(last["regret/geometry"])} if "regret/geometry" in last else {}),
         "skipped": int(sum(rounds["skipped"].to_list())),
         "seconds": round(seconds, 3),
     }
+
+
+def _further(prefix: str, scores: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for name, values in scores.items():
+        mean, error = mean_and_error(values)
+        found |= {f"{prefix}_{name}": _known(mean), f"{prefix}_{name}_se": error}
+    return found
 
 
 def _middle(name: str, values: Sequence[float]) -> dict[str, float | None]:
@@ -123,11 +145,12 @@ def print_summary(
         table.add_row("the same, all rounds", _shown(summary[f"stream_{metric}"]))
     for name, value in summary.get("baselines", {}).items():
         table.add_row(f"    with {name}", _shown(_known(value)))
-    for name, meaning in _regrets(settings).items():
-        if summary[f"regret_{name}"] is not None:
+    for name, meaning in MEANINGS.items():
+        if summary.get(f"regret_{name}") is not None:
             table.add_row(f"{meaning}; lower is better", f"{summary[f'regret_{name}']:.4g}")
     if summary["skipped"]:
-        table.add_row("rounds skipped as not finite", str(summary["skipped"]))
+        skipped = "rounds skipped as not finite: each counts as the one before it, and regrets are lower bounds"
+        table.add_row(skipped, str(summary["skipped"]))
     table.add_row("seconds", f"{summary['seconds']:.0f}")
     console.print(table)
     for name, note in summary.get("notes", {}).items():
@@ -144,6 +167,9 @@ def _add_tests(table: Table, summary: dict[str, Any], metric: str, better: str) 
         judged, on = f"forecast error ({metric})", f"{summary['events']} events"
     table.add_row(f"{judged} on {on} before learning; {better}", _with_error(summary, f"untrained_test_{metric}"))
     table.add_row(f"{judged} on the same after {summary['rounds']} rounds", _with_error(summary, f"test_{metric}"))
+    if summary.get("test_inductive_accuracy") is not None:
+        inductive = "the same where each query is predicted by itself (inductive)"
+        table.add_row(inductive, _with_error(summary, "test_inductive_accuracy"))
     if not summary["higher_is_better"]:  # errors have long tails
         median, deviation = summary[f"test_{metric}_median"], summary[f"test_{metric}_mad"]
         table.add_row("its median ± median absolute deviation", f"{_shown(median)} ± {_shown(deviation)}")
@@ -151,20 +177,6 @@ def _add_tests(table: Table, summary: dict[str, Any], metric: str, better: str) 
         mean, middle = (_shown(summary[f"last_value_{metric}{end}"]) for end in ("", "_median"))
         table.add_row(f"{judged} of the last price as the forecast; its median", f"{mean}; {middle}")
     table.add_row("gain by learning, paired; above 0 is better", _with_error(summary, "gain"))
-
-
-def _regrets(settings: Settings) -> dict[str, str]:
-    """Those that say something, in words.
-
-    With steps that adapt to each coordinate the generalized one counts little but coordinates times rounds.
-    """
-    adaptive = at(settings, "algorithm.geometry").get("name") == "adaptive_diagonal"
-    regrets = {
-        "euclidean": "regret: squared norms of windowed hypergradients, summed over rounds",
-        "generalized": "generalized regret: squared lengths of the outer steps over α, summed",
-        "exact": "exact regret: the same of the true gradients",
-    }
-    return {name: meaning for name, meaning in regrets.items() if not (adaptive and name == "generalized")}
 
 
 def _next_steps(settings: Settings, run: Path) -> list[str]:

@@ -46,6 +46,8 @@ class RoundTable:
         kept = [",".join(self.columns)]
         if rounds:
             lines, rows = self.path.read_text().splitlines(), rounds // self.every
+            if lines and lines[0] == ",".join(self.columns[:-1]):  # an older version has begun it, with one less
+                self.columns, kept = self.columns[:-1], lines[:1]
             if len(lines) < rows + 1 or lines[0] != kept[0]:
                 raise ValueError(f"{self.path} must hold {rows} rounds to continue from, got {max(len(lines) - 1, 0)}")
             kept = lines[: rows + 1]

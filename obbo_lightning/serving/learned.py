@@ -15,11 +15,11 @@ from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.recipes import make_again
 from obbo_lightning.core.validation import at_least, positive
 from obbo_lightning.networks.flat import forgetful, seeded, without_noise
+from obbo_lightning.networks.settled import settled
 from obbo_lightning.parts import class_named, only_installed, short_name
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.serving.heads import with_classes
 from obbo_lightning.serving.inputs import Inputs, inputs_from
-from obbo_lightning.serving.norms import settled
 from obbo_lightning.serving.parcel import Parcel, read_parcel, require_finite
 
 BATCH = 256  # queries that go through a network together; their predictions do not depend on one another
@@ -95,7 +95,7 @@ class LearnedNetwork(Learned):
     def adapt(
         self, support: Any, labels: Sequence[Hashable], steps: int | None = None, lr: float | None = None
     ) -> "Adapted":
-        """The network adapted to a few labelled examples, as the run adapts it to its tasks: from λ, and near λ.
+        """The network adapted to a few labelled examples, as the run adapts it to its test tasks: from λ, near λ.
 
         Any number of classes from 2 up, any number of examples of each. The last layer starts as it was learned: class
         after class, in the order in which they come, takes one of its rows; more classes than in training share them.
@@ -111,7 +111,7 @@ class LearnedNetwork(Learned):
         classes = list(dict.fromkeys(names))
         if len(classes) < 2:
             raise ValueError(f"labels must be of 2 classes or more, got {len(classes)}")
-        solver, examples = _overridden(self.solver, steps, lr), self._taken(support)
+        solver, examples = _overridden(self.solver, steps, lr).whole, self._taken(support)
         if len(examples) != len(names):
             raise ValueError(f"labels must be one for each example, got {len(names)} and {len(examples)} examples")
         problem = self._problem(examples, len(classes))

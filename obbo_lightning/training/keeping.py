@@ -57,7 +57,7 @@ class Keeper(Checkpoint):
     def conclude(self, summary: dict[str, Any]) -> None:
         """Before the summary is written: what the files of a finished run are."""
         if self.manifest is not None:
-            files = [self.run.baselines, self.run.events, self.run.lanes]
+            files = [self.run.baselines, self.run.tests, self.run.events, self.run.lanes]
             contents = {file.name: file.read_bytes() for file in files if file.is_file()}
             contents[self.run.summary.name] = summary_text(summary).encode()
             marks = {table.path.name: table.mark() for table in self.tables()}

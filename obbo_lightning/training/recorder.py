@@ -22,10 +22,12 @@ from obbo_lightning.runs.table import TIMINGS, RoundTable
 from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.clock import RoundClock
+from obbo_lightning.training.evaluation import Scores, evaluate_all
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import Ranks
 from obbo_lightning.training.rows import columns_of, values_of
 from obbo_lightning.training.signals import Stopped, StopSignals
+from obbo_lightning.training.trainer import validates_now
 
 SMALL = 100  # so many coordinates of λ are written every round; more with every evaluation
 
@@ -68,10 +70,10 @@ class Recorder(Checkpoint):
         self.named = {} if blocks is None else blocks.coordinates()
         every = 1 if len(self.named) <= SMALL else evaluate_every
         self.outer = RoundTable(run.outer, ["round", *self.named], every) if self.named else None
-        self.untrained: list[float] = []
-        self.tested: list[float] = []
+        self.untrained = Scores()
+        self.tested = Scores()
         self.judged_on = [fingerprint_of(task) for task in test]
-        self.due: list[float] = []  # the last of those that come every so many rounds
+        self.due = Scores()  # the last of those that come every so many rounds
         self.row: dict[str, Any] = {}
         self.clock: dict[str, Any] = {}
         self.seconds_before = 0.0
@@ -90,14 +92,21 @@ class Recorder(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations that the summary compares."""
-        judged = {"untrained": self.untrained, "tested": self.tested, "due": self.due, "judged_on": self.judged_on}
+        judged = {"untrained": self.untrained, "tested": self.tested, "due": self.due}
         seconds = self.seconds_before + time.perf_counter() - self._born
-        return {**judged, "seconds": seconds, "oracle_calls": self.oracle_calls}
+        return {
+            **{name: list(scores) for name, scores in judged.items()},
+            "further": {name: scores.further for name, scores in judged.items()},
+            "judged_on": self.judged_on,
+            "seconds": seconds,
+            "oracle_calls": self.oracle_calls,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the evaluations made before the checkpoint."""
-        self.untrained, self.tested = state_dict["untrained"], state_dict["tested"]
-        self.due = state_dict.get("due", self.tested)
+        further = state_dict.get("further", {})
+        names = ("untrained", "tested", "due" if "due" in state_dict else "tested")
+        self.untrained, self.tested, self.due = (Scores(state_dict[n], further.get(n)) for n in names)
         self._other_tests = state_dict.get("judged_on", self.judged_on) != self.judged_on
         self.seconds_before = state_dict["seconds"]
         self.oracle_calls = state_dict.get("oracle_calls", 0)
@@ -178,7 +187,7 @@ class Recorder(Checkpoint):
         if rounds % self.checkpoint_every == 0 or last or stop:
             # A validation that is due now belongs to this round: callbacks that watch it must be saved after it.
             self._after_validation = stop if stop and not last else -1
-            if not _validates_now(trainer, rounds):
+            if not validates_now(trainer, rounds):
                 self._save(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -263,29 +272,19 @@ class Recorder(Checkpoint):
         self.row |= {f"test_{self.metric}": centre, f"test_{self.metric}_se": error}
         self.clock["evaluation_seconds"] = time.perf_counter() - began
 
-    def _evaluate(self, module: OnlineBilevelModule) -> list[float]:
-        """Each rank judges some of the tasks, and all know the scores."""
-        ranks = _ranks(module)
+    def _evaluate(self, module: OnlineBilevelModule) -> Scores:
+        def judge(task: Task) -> dict[str, Tensor]:
+            there = module.transfer_batch_to_device(task, module.device, 0)
+            return module.evaluate(module.trainer.precision_plugin.convert_input(there))
+
         self.state.say("evaluating")
-        scores = module.outer.detach().new_zeros(len(self.test), len(module.outer))
-        for i in range(ranks.rank, len(self.test), ranks.size):
-            task = module.transfer_batch_to_device(self.test[i], module.device, 0)
-            task = module.trainer.precision_plugin.convert_input(task)
-            scores[i] = module.evaluate(task)[self.metric]
-        return ranks.share.sum([scores])[0].flatten().tolist()
+        names = [self.metric, *module.problem.further]
+        return evaluate_all(judge, self.test, names, module.outer.detach(), _ranks(module))
 
 
 def _planned(trainer: L.Trainer) -> float:
     """How many rounds there will be, if nobody stops them earlier."""
     return min(trainer.num_training_batches, trainer.max_steps if trainer.max_steps >= 0 else float("inf"))
-
-
-def _validates_now(trainer: L.Trainer, rounds: int) -> bool:
-    """Whether Lightning validates after this round."""
-    every, batches = trainer.val_check_batch, trainer.num_val_batches
-    tasks = sum(batches) if isinstance(batches, list) else batches
-    by_epoch = trainer.check_val_every_n_epoch not in (None, 1)
-    return trainer.enable_validation and every is not None and rounds % every == 0 and tasks > 0 and not by_epoch
 
 
 def _ranks(module: OnlineBilevelModule) -> Ranks:

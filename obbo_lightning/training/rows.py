@@ -12,6 +12,7 @@ from obbo_lightning.core.statistics import median
 
 REGRETS = ("euclidean", "generalized", "exact")
 NUMBERS = ("hypergradient_norm", "direction_norm", "generalized_norm", "residual", "hypergradient_error")
+LATER = ("regret/geometry",)  # last: tables that an older version has begun are without
 COUNTS = ("gradients", "products", "window_fill", "skipped")
 Row = dict[str, float | int | None]
 
@@ -44,7 +45,7 @@ def columns_of(metric: str, of_blocks: Sequence[str] = ()) -> list[str]:
     return [
         *("round", "loss", "inner_loss", *scores, f"test_{metric}", f"test_{metric}_se"),
         *(f"regret/{name}" for name in REGRETS),
-        *(*NUMBERS, *COUNTS, *of_blocks),
+        *(*NUMBERS, *COUNTS, *of_blocks, *LATER),
     ]
 
 

@@ -22,6 +22,7 @@ from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.state import RunState
 from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of, without_nonfinite
 from obbo_lightning.runs.table import read_rounds
+from obbo_lightning.runs.tested import write_tested
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.settings.trainer import with_chosen_trainer
@@ -185,10 +186,13 @@ def _conclude(
     settings: Settings, run: RunDirectory, recorder: Recorder, keeper: Keeper, parts: Parts, seconds: float
 ) -> tuple[list[Path], dict[str, Any]]:
     """Figures, then the summary: a run that has one is finished."""
-    stream, rounds = parts.stream, read_rounds(run.metrics)
+    stream, data, rounds = parts.stream, parts.data, read_rounds(run.metrics)
     untrained, _ = recorder.centre_and_error(recorder.untrained)
-    judged = Judgement(stream.metric, recorder.untrained, recorder.tested)
+    before, after = recorder.untrained, recorder.tested
+    judged = Judgement(stream.metric, before, after, before.further, after.further)
     summary = summarise(settings, rounds, judged, recorder.seconds_before + seconds)
+    if stream.lanes is None and len(after) == len(data.test) > 0:  # what became of each of many lanes is in events.csv
+        write_tested(run.tests, *({stream.metric.name: s, **s.further} for s in (before, after)))
     if settings["evaluation"]["baselines"] and settings["tasks_per_round"] == 1:
         found = stream.baselines(parts.module.problem, parts.module.algorithm, len(rounds))
         summary |= write_baselines(run.baselines, found)

@@ -90,3 +90,11 @@ def _make_callback(entry: Settings) -> L.Callback:
         **{key: value for key, value in entry.items() if key != "name"}
     )
     return made
+
+
+def validates_now(trainer: L.Trainer, rounds: int) -> bool:
+    """Whether Lightning validates after this round."""
+    every, batches = trainer.val_check_batch, trainer.num_val_batches
+    tasks = sum(batches) if isinstance(batches, list) else batches
+    by_epoch = trainer.check_val_every_n_epoch not in (None, 1)
+    return trainer.enable_validation and every is not None and rounds % every == 0 and tasks > 0 and not by_epoch

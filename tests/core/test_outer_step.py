@@ -9,6 +9,7 @@ from toy import F64
 
 from obbo_lightning import (
     L1,
+    OBBO,
     AdaptiveDiagonal,
     Box,
     BregmanProx,
@@ -27,6 +28,7 @@ from obbo_lightning import (
 from obbo_lightning.checks import check_geometry
 from obbo_lightning.checks.geometry import objective, random_point
 from obbo_lightning.core.geometry import DiagonalQuadratic
+from obbo_lightning.core.outer_step import OuterStep
 
 GEOMETRIES = [Euclidean(), AdaptiveDiagonal(), NegativeEntropy(), Burg()]
 REGULARIZERS = [NoRegularizer(), L1(0.3), SquaredL2(0.7), ElasticNet(0.3, 0.7)]
@@ -270,8 +272,12 @@ def drive(optimizer, outer, gradients):
         (Euclidean(), lambda p: torch.optim.SGD(p, lr=0.03)),
         (AdaptiveDiagonal(decay=0.9, rho=1e-8), lambda p: torch.optim.RMSprop(p, lr=0.03, alpha=0.9, eps=1e-8)),
         (AdaptiveDiagonal(decay=0.7, rho=1e-3), lambda p: torch.optim.RMSprop(p, lr=0.03, alpha=0.7, eps=1e-3)),
+        (
+            AdaptiveDiagonal(decay=0.8, rho=1e-2, bias_correction=True),
+            lambda p: torch.optim.Adam(p, lr=0.03, betas=(0.0, 0.8), eps=1e-2),
+        ),
     ],
-    ids=["sgd", "rmsprop", "rmsprop-0.7"],
+    ids=["sgd", "rmsprop", "rmsprop-0.7", "adam"],
 )
 def test_unconstrained_steps_are_those_of_torch_optim(geometry, reference, generator):
     gradients = torch.randn(50, 3, 7, generator=generator, dtype=F64)
@@ -419,3 +425,50 @@ def test_geometry_contract_looks_at_lanes():
     check_geometry(Preconditioned())
     with pytest.raises(AssertionError, match="neighbours"):
         check_geometry(Shared())
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_the_length_of_a_step_is_in_the_geometrys_own_norm(geometry):
+    outer = torch.nn.Parameter(torch.tensor([[0.5, 1.5], [1.0, 0.25]]))  # float32: a divergence must not drown
+    before, direction = outer.detach().double(), torch.tensor([[0.3, -0.2], [0.1, 0.4]])
+    optimizer = BregmanProx([outer], 1e-3, geometry, domain=Box(0.0, 10.0))
+    outer.grad = direction
+    optimizer.step()
+    moved = (outer.detach().double() - before) / 1e-3
+    # 2 D_φ(λ⁺, λ) ≈ ⟨λ⁺ − λ, ∇²φ(λ) (λ⁺ − λ)⟩: exact where φ is quadratic
+    curvature = {
+        "Euclidean": torch.ones(2, 2, dtype=F64),
+        "AdaptiveDiagonal": (0.1 * direction.double().square()).sqrt() + 1e-8,
+        "NegativeEntropy": 1 / before,
+        "Burg": 1 / before.square(),
+    }[type(geometry).__name__]
+    expected = (curvature * moved.square()).sum(-1).sqrt()
+    assert torch.allclose(optimizer.lengths.squeeze(-1), expected, rtol=2e-3)
+
+
+def test_with_adaptive_steps_the_regret_of_the_geometry_has_the_units_of_f():
+    """In the Euclidean norm it counts coordinates: 10 d in the first round, d in later ones, whatever f is times."""
+    totals = {}
+    for scale in (1.0, 100.0):
+        outer = torch.nn.Parameter(torch.zeros(1, 50, dtype=F64))
+        step = OuterStep(outer, OBBO(lr=1e-3, window=1, geometry=AdaptiveDiagonal()), regret_window=1)
+        for _ in range(3):
+            record = step(torch.full((1, 1, 50), scale, dtype=F64))
+        totals[scale] = {name: float(record.regret[name]) for name in ("euclidean", "generalized", "geometry")}
+    v = 1 - 0.9 ** torch.arange(1.0, 4.0, dtype=F64)  # v_t of a constant q = 1
+    assert totals[1.0]["generalized"] == pytest.approx(50 * float((1 / v).sum()), rel=1e-6)
+    assert totals[100.0]["generalized"] == pytest.approx(totals[1.0]["generalized"], rel=1e-6)
+    assert totals[1.0]["geometry"] == pytest.approx(50 * float((1 / v.sqrt()).sum()), rel=1e-6)  # Σ ⟨q, H_t⁻¹ q⟩
+    assert totals[100.0]["geometry"] == pytest.approx(100 * totals[1.0]["geometry"], rel=1e-6)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_a_skipped_round_counts_in_the_regret_as_the_one_before_it(window):
+    def regrets(values):
+        outer = torch.nn.Parameter(torch.zeros(1, 1, dtype=F64))
+        step = OuterStep(outer, OBBO(lr=1e-3, window=1), window, on_nonfinite="skip")
+        found = [step(torch.tensor([[[x]]], dtype=F64), torch.tensor([[2 * x]], dtype=F64)).regret for x in values]
+        return [(float(one["euclidean"]), float(one["exact"])) for one in found]
+
+    assert regrets([3.0, 4.0, math.nan, math.inf, 5.0, math.nan]) == regrets([3.0, 4.0, 4.0, 4.0, 5.0, 5.0])
+    assert regrets([math.nan, 3.0]) == regrets([0.0, 3.0])  # nothing is known yet

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from obbo_lightning.core.statistics import mean_and_error, median, standard_error
+from obbo_lightning.core.statistics import (
+    clustered_error,
+    clustered_interval,
+    mean_and_error,
+    median,
+    standard_error,
+    two_way_error,
+)
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 100])
@@ -46,6 +53,45 @@ def test_standard_errors_are_those_of_numpy_along_any_dimension(dim):
 def test_standard_errors_are_in_double_precision_and_nan_for_one_value():
     assert standard_error(torch.ones(3, dtype=torch.float32)).dtype == torch.float64
     assert standard_error(np.ones((1, 5))).isnan().tolist() == [True] * 5
+
+
+def test_the_two_way_error_is_right_on_average_where_the_one_of_seeds_is_too_small():
+    rng, seeds, tasks = np.random.default_rng(0), 4, 10
+    draws = [
+        rng.normal(0, 0.3, (seeds, 1)) + rng.normal(0, 1.0, tasks) + rng.normal(0, 0.5, (seeds, tasks))
+        for _ in range(2000)
+    ]
+    true = np.std([values.mean() for values in draws])
+    two_way = np.sqrt(np.mean([two_way_error(values) ** 2 for values in draws]))
+    of_seeds = np.sqrt(np.mean([mean_and_error(values.mean(1))[1] ** 2 for values in draws]))
+    assert two_way == pytest.approx(true, rel=0.05)
+    assert of_seeds < 0.6 * true
+
+
+def test_the_two_way_error_is_that_of_an_analysis_of_variance():
+    values = np.random.default_rng(1).normal(size=(3, 7)) + np.arange(7) + 2 * np.arange(3)[:, None]
+    grand, a, b = values.mean(), values.mean(1), values.mean(0)
+    of_seeds, of_tasks = 7 * ((a - grand) ** 2).sum() / 2, 3 * ((b - grand) ** 2).sum() / 6
+    noise = sum((values[s, t] - a[s] - b[t] + grand) ** 2 for s in range(3) for t in range(7)) / 12
+    assert two_way_error(values) == pytest.approx(math.sqrt((of_seeds + of_tasks - noise) / 21), rel=1e-12)
+    assert two_way_error(values[:1]) is two_way_error(values[:, :1]) is None
+    assert two_way_error(np.full((2, 2), np.nan)) is None
+
+
+def test_an_error_by_days_is_what_drawing_days_again_tends_to():
+    rng = np.random.default_rng(0)
+    days = rng.integers(0, 40, 150)
+    values = rng.normal(size=40)[days] + 0.3 * rng.normal(size=150)
+    names = np.unique(days)
+    means = []
+    for _ in range(3000):
+        drawn = [values[days == day] for day in rng.choice(names, len(names))]
+        means.append(np.concatenate(drawn).mean())
+    assert clustered_error(values, days) == pytest.approx(np.std(means), rel=0.07)
+    assert clustered_interval(values, days) == pytest.approx(np.percentile(means, [2.5, 97.5]).tolist(), abs=0.04)
+    assert clustered_error(values, days) > 1.5 * mean_and_error(values)[1]
+    assert clustered_error(values, np.arange(150)) == pytest.approx(mean_and_error(values)[1], rel=1e-12)
+    assert clustered_error(values, np.zeros(150)) is clustered_interval(values, np.zeros(150)) is None
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])

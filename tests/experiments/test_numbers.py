@@ -5,7 +5,8 @@ import polars as pl
 import pytest
 
 from obbo_lightning import part
-from obbo_lightning.experiments.comparison import comparison_tables, read_comparison
+from obbo_lightning.experiments.comparison import read_comparison
+from obbo_lightning.experiments.comparison_tables import comparison_tables
 from obbo_lightning.experiments.estimate import estimate_seconds
 from obbo_lightning.experiments.grid import Cell
 from obbo_lightning.experiments.market_comparison import market_tables, read_market

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from obbo_lightning import cli, part
 from obbo_lightning.experiments import compare, slurm, worker
-from obbo_lightning.experiments.comparison import comparison_tables, put_first, read_comparison
+from obbo_lightning.experiments.comparison import put_first, read_comparison
+from obbo_lightning.experiments.comparison_tables import comparison_tables
 from obbo_lightning.experiments.grid import Cell
 from obbo_lightning.experiments.market_comparison import EVENT_COLUMNS, read_market
 from obbo_lightning.experiments.rates import has_rates, read_rates

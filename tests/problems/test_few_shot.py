@@ -1,8 +1,10 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from toy import F64
 
 from obbo_lightning import CNN4, MLP, OBBO, FewShot, FixedPoint, GradientDescent, ResNet12, Unrolled, cli
@@ -146,3 +148,35 @@ def test_bf16_is_refused_where_it_would_reach_the_hypergradient(capsys, tmp_path
     for precision in ("bf16-mixed", "16-true"):
         assert cli.main(["fit", "--trainer.precision", precision, "--output", str(tmp_path)]) == 2
         assert "trainer.precision must be 32 or 64, got" in capsys.readouterr().err
+
+
+def with_a_norm():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
+
+
+class NormTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = with_a_norm()
+
+    def forward(self, x):
+        return self.layers[2](self.layers[1](self.layers[1](self.layers[0](x))))
+
+
+def test_the_inductive_accuracy_normalises_queries_by_the_support_alone():
+    problem, rng = FewShot(with_a_norm()), np.random.default_rng(0)
+    task = {"support": torch.tensor(rng.normal(size=(6, 3))), "query": torch.tensor(rng.normal(1, 1, size=(40, 3)))}
+    task |= {"support_labels": torch.arange(6) % 2, "query_labels": torch.tensor(rng.integers(0, 2, 40))}
+    inner = torch.tensor(rng.normal(size=(1, 16 + 8 + 10)))
+    w1, b1, weight, bias, w2, b2 = np.split(inner[0].numpy(), np.cumsum([12, 4, 4, 4, 8]))
+    seen, asked = (task[name].numpy() @ w1.reshape(4, 3).T + b1 for name in ("support", "query"))
+    normalised = (asked - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-5) * weight + bias
+    hits = (normalised @ w2.reshape(2, 4).T + b2).argmax(1) == task["query_labels"].numpy()
+    assert problem.further == ("inductive_accuracy",)
+    assert float(problem.further_scores(inner, inner, task)["inductive_accuracy"]) == hits.mean()
+    assert float(problem.scores(inner, inner, task)["accuracy"]) != hits.mean()  # all queries together
+    twice = FewShot(NormTwice()).further_scores(inner, inner, task)
+    assert math.isnan(float(twice["inductive_accuracy"]))
+    alone = FewShot(partial(MLP, ways=2, shape=[3], widths=[4], norm="layer"))
+    assert alone.further == ()
+    assert alone.further_scores(inner, inner, task) == {}

@@ -11,9 +11,9 @@ from served import bars, played, write_table
 from torch import nn
 
 from obbo_lightning import CNN4, OnlineBilevelModule, load
+from obbo_lightning.networks.settled import settled
 from obbo_lightning.runs.checkpoints import newest_checkpoint
 from obbo_lightning.serving.inputs import Inputs, inputs_from
-from obbo_lightning.serving.norms import settled
 from obbo_lightning.streams.images import ImageFolderStream
 
 

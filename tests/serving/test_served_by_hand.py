@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from obbo_lightning import MLP, OBBO, FewShot, GradientDescent, OnlineBilevelModule, cli, load
-from obbo_lightning.core.randomness import Sample, derive_seed
+from obbo_lightning.networks.settled import settled
 from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.serving import forecast_files, predictions
 from obbo_lightning.serving.events import choose_events
@@ -22,7 +22,6 @@ from obbo_lightning.serving.forecast import forecast
 from obbo_lightning.serving.forecast_files import draw_forecast
 from obbo_lightning.serving.heads import with_classes
 from obbo_lightning.serving.inputs import ExampleInputs, ImageInputs
-from obbo_lightning.serving.norms import settled
 from obbo_lightning.serving.parcel import shape_of
 from obbo_lightning.serving.predictions import Predictions, predict_in_batches
 from obbo_lightning.serving.sets import Examples, read_query, read_support
@@ -86,14 +85,11 @@ def checkpoint_of(folder, seed=5, batch_size=None, **options):
     return folder / "run.ckpt", module
 
 
-def adapted_by_hand(module, x, y, proximity, batch_size, lr=0.2, steps=3):
+def adapted_by_hand(module, x, y, proximity, lr=0.2, steps=3):
     network = module.network()
     first = [p.detach().clone() for p in network.parameters()]
-    for k in range(steps):
-        rows = slice(None)
-        if batch_size is not None:
-            rows = Sample(derive_seed(module.seed, -1, 0, "inner", k), batch_size).indices(len(x))
-        loss = nn.functional.cross_entropy(network(x[rows]), y[rows])
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(network(x), y)
         near = sum((p - q).square().sum() for p, q in zip(network.parameters(), first, strict=True))
         gradients = torch.autograd.grad(loss + 0.5 * proximity * near, list(network.parameters()))
         with torch.no_grad():
@@ -106,14 +102,14 @@ def adapted_by_hand(module, x, y, proximity, batch_size, lr=0.2, steps=3):
     ("batch_size", "options", "proximity", "asked"),
     [(None, {}, 0.3, {}), (4, {}, 0.3, {}), (None, {"learn_proximity": True}, 0.7, {"lr": 0.5, "steps": 5})],
 )
-def test_an_adaptation_is_the_runs_solver_from_its_outer_variable(tmp_path, batch_size, options, proximity, asked):
+def test_an_adaptation_is_the_runs_solver_on_all_examples_from_lambda(tmp_path, batch_size, options, proximity, asked):
     file, module = checkpoint_of(tmp_path, batch_size=batch_size, **options)
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(1))
     labels = ["b", "a", "b", "a", "b", "b"]
     adapted = load(file).adapt(x.numpy(), labels, **asked)
     assert adapted.classes == ["b", "a"]  # in the order in which they come
     y = torch.tensor([0, 1, 0, 1, 0, 0])
-    network = adapted_by_hand(module, x, y, proximity, batch_size, **asked)
+    network = adapted_by_hand(module, x, y, proximity, **asked)
     with torch.no_grad():
         expected = network(x).softmax(-1)
     assert torch.allclose(adapted.probabilities(x.numpy()), expected, atol=1e-6)

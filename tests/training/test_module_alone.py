@@ -33,10 +33,11 @@ from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, Seen
 from obbo_lightning.training.evaluation import evaluate
 from obbo_lightning.training.module import _go_on_in_the_same_epoch, _plain
 from obbo_lightning.training.outer_step import BregmanOuterStep
-from obbo_lightning.training.recorder import Recorder, _planned, _validates_now
+from obbo_lightning.training.recorder import Recorder, _planned
 from obbo_lightning.training.rows import columns_of, more_columns, values_of
 from obbo_lightning.training.run import play_to_exit_code
 from obbo_lightning.training.signals import Stopped
+from obbo_lightning.training.trainer import validates_now
 
 SAMPLED = OBBO(inner=GradientDescent(steps=3, lr=0.2, batch_size=2), hypergradient=FixedPoint(3, lr=0.2))
 
@@ -45,12 +46,21 @@ def module(algorithm=SAMPLED, seed=6, lanes=1, **options):
     return OnlineBilevelModule(Nonlinear(), algorithm, toy_point(lanes), seed, **options)
 
 
-def test_an_evaluation_draws_with_the_seed_of_the_run():
-    one, task = module(), toy_task(lanes=1, seed=9)
-    one.judged_from = Warm(toy_point(1, seed=7))
-    expected, other = (
-        evaluate(one.problem, SAMPLED, one.outer, task, one.judged_from, seed)["loss"] for seed in (6, 0)
-    )
+class Noisy(Nonlinear):
+    """Its inner loss has noise of its own, as dropout has."""
+
+    random = True
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        noise = 0.0 if sample is None else (sample.seed % 1000) / 1000
+        return (1 + noise) * super().inner_loss(outer, inner, task)
+
+
+def test_the_noise_of_an_evaluation_has_the_seed_of_the_run():
+    task, start = toy_task(lanes=1, seed=9), Warm(toy_point(1, seed=7))
+    one = OnlineBilevelModule(Noisy(), SAMPLED, toy_point(1), seed=6)
+    one.judged_from = start
+    expected, other = (evaluate(one.problem, SAMPLED, one.outer, task, start, seed)["loss"] for seed in (6, 0))
     assert torch.equal(one.evaluate(task)["loss"], expected)
     assert not torch.equal(expected, other)
 
@@ -268,7 +278,7 @@ def test_a_validation_is_due_when_lightning_makes_one(every, tasks, enabled, epo
     trainer = SimpleNamespace(
         val_check_batch=every, num_val_batches=tasks, enable_validation=enabled, check_val_every_n_epoch=epochs
     )
-    assert _validates_now(trainer, rounds) is now
+    assert validates_now(trainer, rounds) is now
 
 
 def test_rows_are_on_disk_before_a_checkpoint_that_follows_them(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ def test_a_row_has_medians_over_lanes_and_counts_skipped_ones():
         as_tensors["hypergradient"],
         as_tensors["direction"],
         as_tensors["generalized"],
-        {"euclidean": as_tensors["euclidean"], "generalized": None, "exact": None},
+        {"euclidean": as_tensors["euclidean"], "generalized": None, "exact": None, "geometry": None},
         as_tensors["error"],
         torch.tensor([True, False, True, True]),
         torch.zeros(4, 3),
@@ -39,7 +39,7 @@ def test_a_row_has_medians_over_lanes_and_counts_skipped_ones():
     expected |= {"gradients": 9, "products": 4, "window_fill": 6, "skipped": 3}
     found = row_of(played, 6)
     absent = {name for name, value in found.items() if value is None}
-    assert absent == {"regret/generalized", "regret/exact"}
+    assert absent == {"regret/generalized", "regret/exact", "regret/geometry"}
     assert {name: value for name, value in found.items() if value is not None} == pytest.approx(expected, rel=1e-12)
     missing = {"round", "test_mse", "test_mse_se", *absent}  # the module and the recorder know the first three
     assert set(columns_of("mse")) == set(expected) | missing
