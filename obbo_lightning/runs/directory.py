@@ -33,6 +33,7 @@ class RunDirectory:
         self.figures = path / "figures"
         self.lanes = path / "lanes.npz"
         self.events = path / "events.csv"
+        self.skipped = path / "skipped.csv"
 
     @classmethod
     def create(cls, output: str, experiment: str, algorithm: str) -> "RunDirectory":

@@ -4,12 +4,15 @@ import json
 import shutil
 
 import pytest
+import torch
 import yaml
 
 from obbo_lightning import cli
+from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.manifest import MAY_CHANGE, decisive, read_manifest, require_intact, write_manifest
 from obbo_lightning.training import run as runs
+from obbo_lightning.training.checkpoints import ExactCheckpoints
 
 TINY = ["--config", "quadratic", "--rounds", "8", "--evaluation.tasks", "2", "--evaluation.every", "4"]
 TINY += ["--checkpoint.every", "3", "--algorithm.inner.steps", "2", "--trainer.accelerator", "cpu"]
@@ -141,6 +144,51 @@ def test_other_versions_are_said_when_a_run_goes_on(run):
 def test_closing_files_are_those_that_were_written(run, capsys):
     run.summary.write_text(run.summary.read_text().replace("8", "7"))
     assert f"{run.summary} is damaged" in refused(capsys, "test", run.path)
+
+
+def test_a_finished_run_has_its_last_row_its_closing_files_and_nothing_behind_them(run, capsys):
+    whole = run.metrics.read_text()
+    for damaged in (whole + "9,1\n", whole.replace("\n8,", "\n8,1")):
+        run.metrics.write_text(damaged)
+        assert f"{run.metrics} is damaged: it does not end with the last round" in refused(capsys, "test", run.path)
+    run.metrics.write_text(whole)
+    write_manifest(run, read_manifest(run)._replace(closing={"events.csv": "of a run of events"}))
+    assert "events.csv is damaged: it is not what the run wrote at its end" in refused(capsys, "test", run.path)
+
+
+def test_a_setting_that_is_new_or_of_another_kind_is_refused(run, capsys):
+    edit(run, "algorithm.momentum", 0.9)
+    assert "algorithm.momentum must stay 'nothing'" in refused(capsys, "test", run.path)
+    edit(run, "tasks_per_round", True)  # which Python takes for 1
+    run.config.write_text(run.config.read_text().replace("  momentum: 0.9\n", ""))
+    assert "tasks_per_round must stay 1, with which" in refused(capsys, "test", run.path)
+
+
+def as_if_of(run, **changed):
+    """The newest checkpoint says something else of its run."""
+    file = list_checkpoints(run.checkpoints)[-1]
+    content = torch.load(file, weights_only=True)
+    content["manifest"]["settings"] |= changed
+    ExactCheckpoints().save_checkpoint(content, file)
+
+
+def test_a_checkpoint_of_a_run_with_other_settings_is_refused(run, tmp_path, capsys):
+    as_if_of(run, seed=1)
+    for command in ("resume", "validate", "export"):
+        words = [command, run.path, *([tmp_path / "x"] if command == "export" else [])]
+        words += ["--rounds", 9] if command == "resume" else []
+        assert "seed must stay 1, with which" in refused(capsys, *words)
+
+
+def test_the_last_checkpoint_of_a_finished_run_is_the_one_that_is_used(run, tmp_path, capsys):
+    older, newest = list_checkpoints(run.checkpoints)
+    for suffix in (".ckpt", ".sha256"):
+        shutil.copy(older.with_suffix(suffix), newest.with_suffix(suffix))
+    assert f"{newest} must be of the round in its name, and is of round 6" in refused(capsys, "test", run.path)
+    newest.unlink()
+    for words in (["test", run.path], ["export", run.path, tmp_path / "x"]):
+        assert "must have the checkpoint of the last round, 8, and its newest one is of round 6" in refused(capsys, *words)
+    assert cli.main(["test", str(run.path), "--checkpoint", str(older)]) == 0
 
 
 def test_lists_of_callbacks_decide_but_not_where_they_write():
