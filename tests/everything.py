@@ -43,7 +43,7 @@ class Everything(Stream):
         self.drift, self.seed = drift, seed
         self.train, self.validation, self.test = (Tasks(self.drawn(n), 100) for n in (0, 1000, 2000))
         self.lanes = pl.DataFrame({"ticker": ["=A", "B"], "timestamp": ["2026-01-02"] * 2, "naive_mse": [1.0, 2.0]})
-        self.skipped = [{"ticker": "C", "reason": "too short"}]
+        self.skipped = [{"ticker": "=C", "reason": "too short"}]
 
     def drawn(self, first):
         def draw(t):

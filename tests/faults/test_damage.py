@@ -19,7 +19,7 @@ from obbo_lightning import cli
 from obbo_lightning.experiments import report
 from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.manifest import decisive
+from obbo_lightning.runs.manifest import decisive, read_manifest
 from obbo_lightning.training import run as runs
 
 TINY = ["--rounds", "6", "--evaluation.tasks", "1", "--evaluation.every", "3", "--checkpoint.every", "2"]
@@ -150,9 +150,9 @@ def become_anothers(file, rng, other):
 def become_older(file, rng, other):
     """A checkpoint under the name of a later one."""
     if file.parent.name == "checkpoints":
-        first, *_, last = sorted({one.stem for one in file.parent.iterdir()}) * 2
+        first, last = file.parent / "round-00000004", file.parent / "round-00000006"
         for suffix in (".ckpt", ".sha256"):
-            shutil.copy(file.parent / f"{first}{suffix}", file.parent / f"{last}{suffix}")
+            shutil.copy(first.with_suffix(suffix), last.with_suffix(suffix))
     else:
         cut(file, rng, other)
 
@@ -236,6 +236,15 @@ def undisturbed(played):
         whole = results_of_run(RunDirectory(source.finished))
         assert found[name, "go on"] == whole  # killed or not
     return found
+
+
+def test_every_table_and_every_closing_file_has_its_hash_and_no_formula(played):
+    run = RunDirectory(played["everything"].finished)
+    known = read_manifest(run)
+    assert set(known.tables) == {"metrics.csv", "outer.csv", "tasks.csv"}
+    assert set(known.closing) == {"baselines.csv", "events.csv", "lanes.npz", "summary.json"}
+    assert run.events.read_text().splitlines()[1].startswith("'=A,")
+    assert run.skipped.read_text().splitlines()[1].startswith("'=C,")
 
 
 def fresh(source, command):
