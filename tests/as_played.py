@@ -2,9 +2,13 @@
 
 import hashlib
 
+import torch
+
+from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_config
 from obbo_lightning.runs.manifest import decisive, read_manifest, write_manifest
+from obbo_lightning.training.checkpoints import ExactCheckpoints
 
 
 def as_if_played(path):
@@ -17,3 +21,12 @@ def as_if_played(path):
     closing = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in known.closing}
     manifest = known._replace(settings=decisive(config), planned=config["rounds"], tables=tables, closing=closing)
     write_manifest(run, manifest)
+    for file in list_checkpoints(run.checkpoints):
+        as_if_saved(file, decisive(config))
+
+
+def as_if_saved(file, settings):
+    """A checkpoint of a run with these settings."""
+    content = torch.load(file, weights_only=True)
+    content["manifest"]["settings"] = settings
+    ExactCheckpoints().save_checkpoint(content, file)

@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         with only_installed(None if trust or command not in READING else _trusting(command, arguments)):
             code: int = importlib.import_module(f"{__name__}.{command}").run(arguments)
+    except KeyboardInterrupt:  # while nothing is played: a run answers signals itself
+        return refuse("stopped by SIGINT", 130)
     except Exception as error:
         return refuse_error(error, debug)
     return code

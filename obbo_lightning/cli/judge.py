@@ -5,11 +5,10 @@ from pathlib import Path
 from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags
-from obbo_lightning.runs.checkpoints import newest_checkpoint, verify_checkpoint
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
-from obbo_lightning.runs.manifest import require_intact
+from obbo_lightning.runs.manifest import checkpoint_to_use
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.training.run import build, warn_in_lines
 from obbo_lightning.training.trainer import make_trainer
@@ -24,12 +23,11 @@ def judge(command: str, arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     warn_in_lines()
     run = RunDirectory.existing(asked.directory)
-    require_intact(run)
+    chosen = checkpoint_to_use(run, asked.checkpoint)
     settings = complete(read_settings(run))
     if asked.tasks is not None:
         settings["evaluation"]["tasks"] = asked.tasks
     settings["trainer"]["devices"] = 1  # one process judges as well as several
-    chosen = verify_checkpoint(asked.checkpoint) if asked.checkpoint else newest_checkpoint(run.checkpoints)
     module, data, stream = build(settings)
     if not len(data.validation if command == "validate" else data.test):
         raise ValueError(f"{command} needs tasks to judge on, and {type(stream).__name__} has none")

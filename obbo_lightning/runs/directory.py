@@ -34,6 +34,7 @@ class RunDirectory:
         self.figures = path / "figures"
         self.lanes = path / "lanes.npz"
         self.events = path / "events.csv"
+        self.skipped = path / "skipped.csv"
 
     @classmethod
     def create(cls, output: str, experiment: str, algorithm: str) -> "RunDirectory":
@@ -64,7 +65,8 @@ class RunDirectory:
         if not run.config.is_file():
             raise ValueError(f"{path} is no run directory: it has no {run.config.name}")
         folders = (run.path, run.checkpoints, run.figures)
-        for place in (place for place in vars(run).values() if place.exists()):
+        inside = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
+        for place in (place for place in (*vars(run).values(), *inside) if place.exists()):
             if place.is_dir() != (place in folders):
                 raise ValueError(f"{place} must be a {'folder' if place in folders else 'file'}, and is not")
         return run

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -11,7 +12,7 @@ from platform import python_version
 from typing import Any, NamedTuple
 
 from obbo_lightning import __version__
-from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, read_checkpoint
+from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, read_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.earlier import read_config
 from obbo_lightning.runs.table import Mark, mend_rows, mend_timings, require_rows
@@ -152,6 +153,25 @@ def require_intact(run: RunDirectory) -> Manifest | None:
         if not (run.path / name).is_file() or _hash_of(run.path / name) != found:
             raise ManifestError(f"{run.path / name} is damaged: it is not what the run wrote at its end")
     return known
+
+
+def checkpoint_to_use(run: RunDirectory, asked: Path | None = None) -> Path:
+    """Before what was learned is used: the checkpoint that is asked for, or the newest, which must be the run's own."""
+    known = require_intact(run)
+    chosen = verify_checkpoint(asked) if asked else newest_checkpoint(run.checkpoints)
+    content = read_checkpoint(chosen)
+    saved, rounds = in_checkpoint(content, chosen), content["global_step"]
+    if saved is not None:
+        require_settings(run, saved._replace(planned=0), changed="data.")
+    named = re.fullmatch(r"round-(\d+)", chosen.stem)
+    if named and int(named[1]) != rounds:
+        raise ManifestError(f"checkpoint {chosen} must be of the round in its name, and is of round {rounds}")
+    if known is not None and asked is None and run.finished and rounds != known.rounds:
+        raise ManifestError(
+            f"{run.checkpoints} must have the checkpoint of the last round, {known.rounds}, and its newest one is of "
+            f"round {rounds}: --checkpoint {chosen} uses that"
+        )
+    return chosen
 
 
 def in_checkpoint(content: dict[str, Any], path: Path) -> Manifest | None:

@@ -16,13 +16,15 @@ class RunState:
     def __init__(self) -> None:
         self._file: int | None = None
         self._said = ""
-        self._before = b""
+        self._before: bytes | None = b""  # None: there was no file
+        self._path = Path()
 
     def open(self, path: Path) -> None:
         """Begin to say; refuses a run that another process plays."""
         if self._file is None:
+            there, self._path = path.exists(), path
             self._file = own(path)
-            self._before = os.pread(self._file, SIZE, 0)
+            self._before = os.pread(self._file, SIZE, 0) if there else None
 
     def say(self, doing: str) -> None:
         """What is done from now on."""
@@ -35,7 +37,9 @@ class RunState:
 
     def unsay(self) -> None:
         """Nothing was done: the file is as it was found."""
-        if self._file is not None:
+        if self._file is not None and self._before is None:
+            self._path.unlink(missing_ok=True)
+        elif self._file is not None and self._before is not None:
             os.pwrite(self._file, self._before, 0)
             os.ftruncate(self._file, len(self._before))
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from obbo_lightning.runs.directory import sync
 from obbo_lightning.serving.formats import require_format, write_network
 from obbo_lightning.serving.learned import LearnedNetwork, learned
 from obbo_lightning.serving.parcel import ABOUT, WEIGHTS, Parcel, read_parcel, shape_of
@@ -44,9 +45,12 @@ def export(run: str | Path, out: str | Path, checkpoint: str | Path | None = Non
         if isinstance(found, LearnedNetwork) and kind != "safetensors":
             write_network(found, shape_of(parcel.about), aside, kind)
         aside.chmod(0o755)
+        for file in (*aside.iterdir(), aside):
+            sync(file)
         if out.exists():
             out.rmdir()
         os.replace(aside, out)
+        sync(out.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return parcel

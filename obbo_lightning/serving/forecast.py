@@ -13,7 +13,7 @@ from obbo_lightning.core.validation import at_least
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
-from obbo_lightning.runs.manifest import require_intact
+from obbo_lightning.runs.manifest import checkpoint_to_use
 from obbo_lightning.serving.events import choose_events, events_of, require_market
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.settings.schema import complete
@@ -84,12 +84,12 @@ def forecast(
         checkpoint: of the run, instead of the newest.
     """
     directory = RunDirectory.existing(run)
-    require_intact(directory)
+    chosen = checkpoint_to_use(directory, Path(checkpoint) if checkpoint else None)
     settings = complete(read_settings(directory))
     data = require_market(settings, directory.path)
     bars = at_least("bars", (data["horizon"] or BARS) if bars is None else bars, 1)
     columns = data["columns"] if columns is None else columns
-    known = events_of(directory, Path(checkpoint) if checkpoint else None)
+    known = events_of(directory, chosen)
     table, source = _prices(settings, prices, columns)
     if events is not None:
         asked = read_events(Path(events).expanduser(), columns)

@@ -12,9 +12,9 @@ from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.recipes import make_again, recipe_of
 from obbo_lightning.parts import class_named, short_name
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.runs.checkpoints import digest, newest_checkpoint, read_checkpoint, verify_checkpoint
+from obbo_lightning.runs.checkpoints import digest, read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.manifest import require_intact
+from obbo_lightning.runs.manifest import checkpoint_to_use
 
 FORMAT = 1
 ABOUT, WEIGHTS = "export.json", "weights.safetensors"
@@ -45,9 +45,7 @@ def read_parcel(path: Path, checkpoint: Path | None = None) -> Parcel:
         return _read_run(path)
     if not path.exists():
         raise ValueError(f"{path} must be a run directory, an export or a checkpoint, and does not exist")
-    run = RunDirectory.existing(path)
-    require_intact(run)
-    return _read_run(verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints))
+    return _read_run(checkpoint_to_use(RunDirectory.existing(path), checkpoint))
 
 
 def _read_export(path: Path) -> Parcel:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import tempfile
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -192,9 +193,14 @@ class _Arrays(pickle.Unpickler):
 
 
 def _write_npz(path: Path, data: Cifar100) -> None:
-    aside = path.with_suffix(f".{os.getpid()}.part.npz")  # others may be at it too
+    # Others may be at it too, and a name that can be guessed may be a link by then: this one is new and only ours.
+    descriptor, name = tempfile.mkstemp(prefix=".cifar100-", suffix=".part", dir=path.parent)
     try:
-        np.savez_compressed(aside, **data._asdict())
-        os.replace(aside, path)
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez_compressed(file, **data._asdict())
+            os.fchmod(file.fileno(), 0o644)  # for all who read the folder
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
     finally:
-        aside.unlink(missing_ok=True)
+        Path(name).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of, positive
@@ -110,17 +111,20 @@ class MarketStream(Stream):
         one_of("data.transform", transform, ("log", "none"))
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
         self._first = positive("data.start", start)
-        training = training_mask(subset, validation, stride, offset, seed)
         before, after = subset + subsets, beyond + horizon
+        _require_room(1, before + after)
+        training = training_mask(subset, validation, stride, offset, seed)
         if prices is None:
             if events != "auto":
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
+            _require_room(SIMULATED, before + after)
             table, named = simulate_market(SIMULATED, before, after, seed)
         else:
             table, named = _read_both(prices, events, columns, (threshold, lookback, gap, before, after))
         source = prices or "simulated prices"
         if named.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
+        _require_room(len(named), before + after)
         sources = source, source if events == "auto" else events
         raw, chosen, self.skipped = _cut_all(table, named, sources, before, after, on_bad_event)
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
@@ -156,6 +160,13 @@ class MarketStream(Stream):
     def start(self, problem: Problem, seed: int) -> Tensor:
         """λ_1, the same for every event."""
         return torch.full((len(self.lanes), 1), self._first, dtype=torch.float64)
+
+
+def _require_room(lanes: int, sites: int) -> None:
+    """Prices, their logarithms and what they are cut from: about five numbers an observation."""
+    require_memory(
+        "events × (data.subset + data.subsets + data.beyond + data.horizon)", lanes * sites, 40.0 * lanes * sites
+    )
 
 
 def training_mask(subset: int, validation: str, stride: int, offset: int, seed: int) -> Tensor:

@@ -2,14 +2,19 @@
 
 import netrc
 import os
+import socket
 import uuid
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 
 from obbo_lightning.parts import short_name
-from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.directory import RunDirectory, write_atomically
+
+PATIENCE = 6  # seconds with W&B, before a run goes on without
 
 
 def make_logger(settings: dict[str, Any], run: RunDirectory, console: Console) -> Logger | None:
@@ -35,12 +40,12 @@ def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -
         "id": _identity(run),
         "resume": "allow",
     }
-    if not has_login():
-        os.environ["WANDB_MODE"] = "offline"  # otherwise W&B would ask, or give up
-    logger = WandbLogger(settings=wandb.Settings(silent=True, init_timeout=30), **options)
+    if not has_login() or not can_be_reached():
+        os.environ["WANDB_MODE"] = "offline"  # otherwise W&B would ask, or wait, or give up
     try:
+        logger = WandbLogger(settings=wandb.Settings(silent=True, init_timeout=PATIENCE), **options)
         experiment = logger.experiment
-    except wandb.errors.Error as error:
+    except Exception as error:  # a key, a project or a tag that it does not like, a network: all have their own
         console.print(f"W&B cannot be reached ({type(error).__name__}): logging offline")
         os.environ["WANDB_MODE"] = "offline"
         logger = WandbLogger(settings=wandb.Settings(silent=True), **options)
@@ -62,12 +67,28 @@ def has_login() -> bool:
     return any("wandb" in host for host in hosts)
 
 
+def can_be_reached() -> bool:
+    """Whether somebody answers where W&B is, or at the proxy before it: W&B itself would wait for much longer."""
+    if os.environ.get("WANDB_MODE", "online") != "online":
+        return True  # nobody is asked
+    server = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+    proxy = getproxies().get(server.scheme)
+    if proxy and not proxy_bypass(server.hostname or ""):
+        server = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    try:
+        port = server.port or (80 if server.scheme == "http" else 443)
+        socket.create_connection((server.hostname or "", port), timeout=PATIENCE / 2).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def _identity(run: RunDirectory) -> str:
     """The W&B run's id, kept beside the run so that a resumed one goes on with it; a sweep's agent chooses its own."""
     file = run.path / "wandb-id"
     if not file.exists():
         agents = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
-        file.write_text(agents or uuid.uuid4().hex[:8])
+        write_atomically(file, agents or uuid.uuid4().hex[:8])
     return file.read_text()
 
 

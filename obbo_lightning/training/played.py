@@ -94,9 +94,9 @@ def require_same_past(run: RunDirectory, stream: Stream, rounds: int, tasks_per_
     """
     if not rounds or not run.tasks.is_file():
         return
-    before = json.loads(run.sources.read_text()) if run.sources.is_file() else {}
-    differs = compare(before, stream.origins()) if before else ""
-    if not (changed or differs):
+    before, now = _sources(run.sources), stream.origins()
+    differs = compare(before, now) if before else ""
+    if not (changed or differs or (now and not before)):  # where sources.json is lost, nobody knows
         return
     tasks = _tasks_again(stream)
     if tasks is None:
@@ -113,6 +113,15 @@ def require_same_past(run: RunDirectory, stream: Stream, rounds: int, tasks_per_
                 f"data must begin with what {run.path} played, and differ from {where} on"
                 + (f": {differs}" if differs else "")
             )
+
+
+def _sources(path: Path) -> dict[str, str]:
+    """What sources.json says; nothing where it is gone."""
+    try:
+        found = json.loads(path.read_text()) if path.is_file() else {}
+        return {str(name): str(value) for name, value in found.items()}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is damaged: delete it, and the tasks that were played are compared instead") from None
 
 
 def _recorded(path: Path, rounds: int, tasks_per_round: int) -> Iterator[tuple[int, str]]:

@@ -1,5 +1,6 @@
 """Going on with a run: where it stopped, behind its end, with data that have grown."""
 
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ def resume(
     """
     warn_in_lines()
     run, state = RunDirectory.existing(directory), RunState()
+    read_settings(run)  # refuses what is no run before anything is written
     if is_first():
         state.open(run.state)  # from now on nobody else goes on with it
         state.say("beginning")
@@ -100,6 +102,12 @@ def _go_on(
         _require_more(run, settings, start, rounds)
         settings["rounds"] = rounds
     parts = build(settings)  # refuses what is impossible before anything is changed
+    if is_first() and start.saved is not None and start.saved.threads != settings["threads"]:
+        warnings.warn(
+            f"the run was played with {start.saved.threads} threads (now {settings['threads']}): its last digits may "
+            "differ",
+            stacklevel=2,
+        )
     require_same_past(run, parts.stream, start.rounds, settings["tasks_per_round"], bool(data))
     if is_first():
         mend_tables(run, start.rounds, start.saved)

@@ -179,7 +179,7 @@ def _fit(
 def _write_settings(settings: Settings, run: RunDirectory, stream: Stream) -> None:
     write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
     if stream.skipped:
-        cells(pl.DataFrame(stream.skipped)).write_csv(run.path / "skipped.csv")
+        cells(pl.DataFrame(stream.skipped)).write_csv(run.skipped)
 
 
 def _conclude(

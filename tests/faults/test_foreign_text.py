@@ -2,6 +2,8 @@
 
 import csv
 import io
+import warnings
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import polars as pl
@@ -11,9 +13,12 @@ from rich.table import Table as RichTable
 from obbo_lightning import cli
 from obbo_lightning.experiments.drawing import finish, house_style, look_of, new_figure, save_drawing
 from obbo_lightning.experiments.page import write_page
-from obbo_lightning.experiments.tables import Table, as_csv
-from obbo_lightning.foreign_text import cell, cells, uncelled, uncelled_table
+from obbo_lightning.experiments.tables import Table, as_csv, as_latex, as_markdown
+from obbo_lightning.foreign_text import cell, cells, uncelled, uncelled_table, visible
 from obbo_lightning.runs.console import PlainConsole
+from obbo_lightning.runs.figures import draw_figures
+from obbo_lightning.training.progress import RoundProgress
+from obbo_lightning.training.run import warn_in_lines
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3+cmd|x!A", "@SUM(A1)", "\tx", "\rx", "'=x", "-", "+A1"]
 HARMLESS = ["obbo", "-0.5", "+1.5 %", "-0.153 ± 0.076", "1e-5", "-1e-05", "-inf", "nan", "", "'tis", "AMD", "a=b"]
@@ -31,6 +36,9 @@ def test_tables_quote_what_a_spreadsheet_would_compute():
     table = pl.DataFrame({"ticker": ["=A", "AMD", None], "weight": [-1.0, 2.0, 3.0]})
     assert cells(table)["ticker"].to_list() == ["'=A", "AMD", None]
     assert uncelled_table(cells(table)).equals(table)
+    named = pl.DataFrame({"=1+1": [1.0]})
+    assert cells(named).columns == ["'=1+1"]
+    assert uncelled_table(cells(named)).equals(named)
 
 
 def test_a_terminal_shows_markup_and_escapes(capsys):
@@ -46,6 +54,35 @@ def test_a_terminal_shows_markup_and_escapes(capsys):
         assert text in shown
     assert cli.main(["resume", "no\x1b[2Jwhere"]) == 2
     assert r"no\x1b[2Jwhere" in capsys.readouterr().err
+
+
+def test_no_word_steers_a_terminal_or_runs_backwards(monkeypatch, capsys):
+    steering = "\x1b[2J\x9b31m\x7f\u202egnp.exe\u2066\u200f"
+    shown = visible(steering)
+    assert not set(shown) & set("\x1b\x9b\x7f\u202e\u2066\u200f")
+    assert "gnp.exe" in shown
+    assert "\x1b" not in as_markdown(Table("t", "A table.", ("name",), [("\x1b[2J",)]))
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    warn_in_lines()
+    assert warnings.formatwarning("\x1b[2J", UserWarning, "x.py", 1) == "obbo: warning: \\x1b[2J\n"
+    said = []
+    bar = RoundProgress(None, None)
+    bar._progress = SimpleNamespace(update=lambda bar, shown: said.append(shown))
+    bar.on_wait("\x1b[2J")
+    assert said == [r"waiting for \x1b[2J"]
+
+
+def test_latex_prints_what_it_would_obey():
+    row = as_latex(Table("t", "A table.", ("name",), [(r"\input{x} $^_~#%&",)])).splitlines()[7].strip()
+    expected = r"\textbackslash{}input\{x\} \$\textasciicircum{}\_\textasciitilde{}\#\%\& \\"
+    assert row == expected
+
+
+def test_the_figure_of_a_run_shows_dollars(tmp_path):
+    header = "round,loss,test_loss,test_loss_se,regret/euclidean,regret/exact\n"
+    (tmp_path / "metrics.csv").write_text(header + "1,1,1,,1,1\n2,1,1,,1,1\n")
+    title = r"$\frac{mine$ of $\sqrt"  # matplotlib would refuse to typeset it
+    assert draw_figures(tmp_path / "metrics.csv", tmp_path / "figures", "loss", 1.0, title, tmp_path / "baselines.csv")
 
 
 def test_figures_and_pages_show_dollars_and_markup(tmp_path):

@@ -7,9 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from obbo_lightning import cli
+from obbo_lightning.core import capacity
+from obbo_lightning.serving.inputs import ImageInputs
+from obbo_lightning.serving.sets import _read_file
+from obbo_lightning.training.sizes import require_sizes
 
 QUADRATIC = ["--config", "quadratic"]
 WORDS = ["", "often", "[1, 2]", "{a: 1}", "null", "-", "!!binary aGk=", "2026-01-01", "\x1b[2J", "[[[]]]", "=1+1"]
@@ -96,8 +101,34 @@ SIZES = {
     "image size": (["--data.image_size", "100000"], "data.image_size"),
     "tasks of a round": ([*QUADRATIC, "--tasks_per_round", "1000000000"], "tasks_per_round"),
     "evaluation": ([*QUADRATIC, "--evaluation.tasks", "1000000000"], "evaluation.tasks"),
+    "market": (["--config", "market", "--data.subset", "1000000000"], "data.subset"),
+    "simulated events": (["--config", "market", "--data.subset", "20000000"], "events × (data.subset"),
+    "scaled images": (["--data", "images", "--data.path", "x", "--data.image_size", "1000000"], "data.image_size"),
     "dimension": ([*QUADRATIC, "--data.inner_dim", "1000000"], "inner_dim"),
 }
+
+
+def test_a_window_of_tasks_is_as_large_as_its_tasks(monkeypatch):
+    monkeypatch.setattr("obbo_lightning.core.capacity.memory", lambda: 10**7)
+    usual = {"tasks_per_round": 1, "evaluation": {"tasks": 1}, "regret_window": 1, "workers": 0}
+    task = {"x": torch.zeros(1000, dtype=torch.float64)}
+    require_sizes({**usual, "algorithm": {"name": "obbo", "window": 1000}}, torch.zeros(1, 3), task)
+    with pytest.raises(ValueError, match=r"algorithm\.window must fit into the memory of this machine \(0.01 GB\)"):
+        require_sizes({**usual, "algorithm": {"name": "oagd", "window": 1000}}, torch.zeros(1, 3), task)
+
+
+def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("12345\n")
+    monkeypatch.setattr(capacity, "LIMITS", (str(tmp_path / "none"), str(tmp_path / "memory.max")))
+    assert capacity.memory.__wrapped__() == 12345
+
+
+def test_a_configuration_has_a_largest_length(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("obbo_lightning.settings.files.LONGEST", 10_000)
+    Path("x.yaml").write_text("#" * 20_000 + "\n")
+    error = require_refused(["fit", "--config", "x.yaml"], capsys, tmp_path)
+    assert "must have at most 10000 bytes, got 20001" in error
 
 
 @pytest.mark.parametrize(("words", "key"), SIZES.values(), ids=SIZES.keys())
@@ -115,23 +146,38 @@ def test_an_alias_bomb_is_counted_and_not_written_out(tmp_path, monkeypatch, cap
     Path("bomb.yaml").write_text("\n".join(lines) + "\n")
     shutil.copytree(tmp_path, tmp_path / "run")
     (tmp_path / "run" / "bomb.yaml").rename(tmp_path / "run" / "config.yaml")
-    (tmp_path / "run" / "state.json").touch()  # which whoever plays a run holds
     assert "bomb.yaml must hold at most" in require_refused(["fit", "--config", "bomb.yaml"], capsys, tmp_path)
     for command in ("resume", "validate", "predict", "report"):
         require_refused([command, "run"], capsys, tmp_path)
 
 
-@pytest.mark.parametrize("words", [["--data.path", "images"], ["--data.path", "pipe.npz"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["images", "--data.path", "images"],
+        ["images", "--data.path", "pipe.npz"],
+        ["examples", "--data.path", "pipe.npz"],
+        ["sources", "--data.path", "pipe.npz"],
+        ["market", "--data.prices", "pipe.csv"],
+        ["forgetting", "--data.csv", "pipe.csv", "--data.target", "y"],
+    ],
+)
 def test_a_pipe_is_not_waited_for(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b", "c"):
         Path("images", name).mkdir(parents=True)
         os.mkfifo(Path("images", name, "x.png"))
     os.mkfifo("pipe.npz")
+    os.mkfifo("pipe.csv")
     os.mkfifo("pipe.yaml")
-    assert "is no file" in require_refused(["fit", "--data", "images", *words], capsys, tmp_path)
+    Path("run").mkdir()
+    os.mkfifo("run/config.yaml")
+    assert words[2] in require_refused(["fit", "--data", *words], capsys, tmp_path)
     require_refused(["fit", "--config", "pipe.yaml"], capsys, tmp_path)
-    require_refused(["resume", "pipe.yaml"], capsys, tmp_path)
+    for name in ("pipe.yaml", "run"):
+        require_refused(["resume", name], capsys, tmp_path)
+    with pytest.raises(ValueError, match="--query must be a folder of images or an npz file that exists"):
+        _read_file("--query", Path("pipe.npz"), object.__new__(ImageInputs))
 
 
 def test_binary_and_unreadable_files_are_named(tmp_path, monkeypatch, capsys):
@@ -141,7 +187,6 @@ def test_binary_and_unreadable_files_are_named(tmp_path, monkeypatch, capsys):
     Path("x.csv").write_bytes(b"\xff\xfe\x00" + os.urandom(100))
     Path("run").mkdir()
     Path("run", "config.yaml").write_bytes(b"\xff\xfe")
-    Path("run", "state.json").touch()  # which whoever plays a run holds
     for words, name in (
         (["fit", "--config", "x.yaml"], "x.yaml"),
         (["fit", "--data", "images", "--data.path", "x.npz"], "x.npz"),
@@ -165,6 +210,19 @@ def test_what_a_command_raises_is_one_line_and_debug_shows_where(error, monkeypa
     assert capsys.readouterr().err.count("\n") == 1
     assert cli.main(["watch", "x", "--debug"]) == 2
     assert "in fail" in capsys.readouterr().err
+
+
+def test_a_message_is_one_line_that_ends_and_an_early_interrupt_is_one_too(monkeypatch, capsys):
+    def fail(arguments):
+        raise (ValueError("one\ntwo " * 10_000) if arguments == ["long"] else KeyboardInterrupt)
+
+    monkeypatch.setattr("obbo_lightning.cli.watch.run", fail)
+    assert cli.main(["watch", "long"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("obbo: one two one")
+    assert (error.count("\n"), len(error) < 2100) == (1, True)
+    assert cli.main(["watch", "x"]) == 130
+    assert capsys.readouterr().err == "obbo: stopped by SIGINT\n"
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_run_is_one_line_that_says_how_to_go_on(tmp_path, monkeypatch, capsys):

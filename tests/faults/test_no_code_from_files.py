@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import sys
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -13,7 +14,13 @@ import torch
 from as_played import as_if_played
 
 from obbo_lightning import cli, load
+from obbo_lightning.experiments.market_comparison import _read_lanes
+from obbo_lightning.parts import class_named, only_installed
 from obbo_lightning.runs.checkpoints import CheckpointError, read_checkpoint
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.serving.events import events_of
+from obbo_lightning.streams.fc100 import FIELDS, _unpickle, load_cifar100
+from obbo_lightning.streams.task_files import read_npz
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.module import OnlineBilevelModule
 
@@ -111,15 +118,30 @@ def test_a_checkpoint_that_is_no_checkpoint_is_one_line(poisoned, capsys):
 def test_arrays_are_read_without_pickles(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     np.savez("evil.npz", examples=np.array([Payload()] * 40), labels=np.array([Payload()] * 40))
-    for flags in (["--data", "examples"], ["--data", "images"]):
-        assert cli.main(["fit", *flags, "--data.path", "evil.npz"]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+    np.savez("labels.npz", examples=np.zeros((40, 2)), labels=np.array([Payload()] * 40))
+    np.savez("images.npz", images=np.zeros((40, 16, 16), dtype=np.uint8), labels=np.array([Payload()] * 40))
+    for flags in (["--data", "examples"], ["--data", "images"], ["--data", "sources"]):
+        for name in ("evil.npz", "labels.npz", "images.npz"):
+            assert cli.main(["fit", *flags, "--data.path", name]) == 2
+            assert capsys.readouterr().err.count("\n") == 1
+    np.savez("cifar100.npz", **dict.fromkeys(FIELDS, np.array([Payload()])))
+    np.savez("lanes.npz", rounds=np.array([Payload()]), regret=np.array([Payload()]))
+    columns = "ticker,timestamp,naive_mse,weight,regret,gradient_norm,test_mse\nA,2026-01-02,1,1,1,1,1\n"
+    (tmp_path / "events.csv").write_text(columns)
+    ExactCheckpoints().save_checkpoint({"global_step": 1}, tmp_path / "x.ckpt")
+    run = RunDirectory(tmp_path)
+    for read in (
+        lambda: load_cifar100.__wrapped__(tmp_path),
+        lambda: read_npz((tmp_path / "evil.npz").read_bytes()),
+        lambda: _read_lanes(SimpleNamespace(directory=run, label="x")),
+        lambda: events_of(run, tmp_path / "x.ckpt"),
+    ):
+        with pytest.raises(ValueError, match=r"npz file|damaged"):
+            read()
     assert not (tmp_path / "EXECUTED").exists()
 
 
 def test_cifars_pickles_hold_arrays_only(tmp_path, monkeypatch):
-    from obbo_lightning.streams.fc100 import _unpickle
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train").write_bytes(pickle.dumps({"data": Payload()}))
     with pytest.raises(pickle.UnpicklingError, match="is no array"):
@@ -133,7 +155,9 @@ def test_yaml_makes_no_objects(tmp_path, monkeypatch, capsys):
     assert cli.main(["fit", "--config", "evil.yaml"]) == 2
     assert cli.main(["fit", "--rounds", "!!python/object/apply:os.system ['touch EXECUTED']"]) == 2
     assert cli.main(["compare", "--config", "evil.yaml"]) == 2
-    assert capsys.readouterr().err.count("\n") == 3
+    (tmp_path / "evil.yaml").rename(tmp_path / "config.yaml")
+    assert cli.main(["resume", "."]) == 2
+    assert capsys.readouterr().err.count("\n") == 4
     assert not (tmp_path / "EXECUTED").exists()
 
 
@@ -226,6 +250,16 @@ def test_no_setting_of_a_run_imports_from_the_working_directory(finished, tmp_pa
     assert "is code that no installed package has" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "RAN").exists()
+
+
+def test_the_working_directory_is_not_searched_for_what_a_file_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    with only_installed("trust it"):
+        class_named("collections.OrderedDict", "data")
+        assert str(tmp_path) not in sys.path
+    class_named("collections.OrderedDict", "data")
+    assert str(tmp_path) in sys.path
 
 
 def test_entry_points_that_lie_about_are_not_installed(finished, tmp_path, monkeypatch, capsys):

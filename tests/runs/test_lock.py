@@ -78,6 +78,19 @@ def test_the_lock_of_a_dead_process_is_taken_over(run):
     RunState().open(run.state)
 
 
+def test_a_link_instead_of_the_state_is_not_followed(run, tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    run.state.symlink_to(tmp_path / "precious")
+    with pytest.raises(ValueError, match=r"state\.json must be a file that can be written, and cannot"):
+        RunState().open(run.state)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_refusal_leaves_no_state_where_there_was_none(run, capsys):
+    assert cli.main(["resume", str(run.path)]) == 2
+    assert not run.state.exists()
+
+
 def test_a_state_that_is_no_file_is_refused(run):
     run.state.mkdir()
     with pytest.raises(ValueError, match=r"state\.json must be a file that can be written, and cannot: Is a directory"):

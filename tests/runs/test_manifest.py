@@ -1,15 +1,28 @@
 """What a run knows of itself, and what it refuses to go on with."""
 
+import hashlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from as_played import as_if_saved
 
 from obbo_lightning import cli
+from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.manifest import MAY_CHANGE, decisive, read_manifest, require_intact, write_manifest
+from obbo_lightning.runs.manifest import (
+    MAY_CHANGE,
+    decisive,
+    read_manifest,
+    require_continuable,
+    require_intact,
+    require_settings,
+    write_manifest,
+)
 from obbo_lightning.training import run as runs
+from obbo_lightning.training.keeping import Keeper
 
 TINY = ["--config", "quadratic", "--rounds", "8", "--evaluation.tasks", "2", "--evaluation.every", "4"]
 TINY += ["--checkpoint.every", "3", "--algorithm.inner.steps", "2", "--trainer.accelerator", "cpu"]
@@ -103,8 +116,12 @@ def test_a_last_row_and_times_that_are_lost_are_written_again(run):
     run.summary.unlink()
     run.metrics.write_bytes(whole[: whole.rindex(b"\n8,") + 3])
     run.timings.write_text("nothing")
+    left = [run.path / ".metrics.csv.0123.part", run.checkpoints / ".round-00000009.ckpt.0123.part"]
+    for file in left:  # of the process that was killed
+        file.touch()
     assert cli.main(["resume", str(run.path)]) == 0
     assert run.metrics.read_bytes() == whole
+    assert not any(file.exists() for file in left)
     assert run.timings.read_text().splitlines()[:2] == ["round,seconds,evaluation_seconds", "1,nan,"]
 
 
@@ -141,6 +158,81 @@ def test_other_versions_are_said_when_a_run_goes_on(run):
 def test_closing_files_are_those_that_were_written(run, capsys):
     run.summary.write_text(run.summary.read_text().replace("8", "7"))
     assert f"{run.summary} is damaged" in refused(capsys, "test", run.path)
+
+
+def test_a_finished_run_has_its_last_row_its_closing_files_and_nothing_behind_them(run, capsys):
+    whole = run.metrics.read_text()
+    for damaged in (whole + "9,1\n", whole.replace("\n8,", "\n8,1")):
+        run.metrics.write_text(damaged)
+        assert f"{run.metrics} is damaged: it does not end with the last round" in refused(capsys, "test", run.path)
+    run.metrics.write_text(whole)
+    write_manifest(run, read_manifest(run)._replace(closing={"events.csv": "of a run of events"}))
+    assert "events.csv is damaged: it is not what the run wrote at its end" in refused(capsys, "test", run.path)
+
+
+def test_a_setting_that_is_new_or_of_another_kind_is_refused(run, capsys):
+    edit(run, "algorithm.momentum", 0.9)
+    assert "algorithm.momentum must stay 'nothing'" in refused(capsys, "test", run.path)
+    edit(run, "tasks_per_round", True)  # which Python takes for 1
+    run.config.write_text(run.config.read_text().replace("  momentum: 0.9\n", ""))
+    assert "tasks_per_round must stay 1, with which" in refused(capsys, "test", run.path)
+
+
+def test_a_checkpoint_of_a_run_with_other_settings_is_refused(run, tmp_path, capsys):
+    as_if_saved(list_checkpoints(run.checkpoints)[-1], {**read_manifest(run).settings, "seed": 1})
+    for command in ("resume", "validate", "export"):
+        words = [command, run.path, *([tmp_path / "x"] if command == "export" else [])]
+        words += ["--rounds", 9] if command == "resume" else []
+        assert "seed must stay 1, with which" in refused(capsys, *words)
+
+
+def test_the_last_checkpoint_of_a_finished_run_is_the_one_that_is_used(run, tmp_path, capsys):
+    older, newest = list_checkpoints(run.checkpoints)
+    for suffix in (".ckpt", ".sha256"):
+        shutil.copy(older.with_suffix(suffix), newest.with_suffix(suffix))
+    assert f"{newest} must be of the round in its name, and is of round 6" in refused(capsys, "test", run.path)
+    newest.unlink()
+    for words in (["test", run.path], ["export", run.path, tmp_path / "x"]):
+        assert "must have the checkpoint of the last round, 8, and its newest one is of round 6" in refused(
+            capsys, *words
+        )
+    assert cli.main(["test", str(run.path), "--checkpoint", str(older)]) == 0
+
+
+def test_a_row_behind_the_checkpoint_of_a_callback_is_compared_with_the_manifest(run):
+    known, lines = read_manifest(run), run.metrics.read_text().splitlines(keepends=True)
+    mark = {"rows": 7, "sha256": hashlib.sha256("".join(lines[:7]).encode()).hexdigest(), "last": lines[7]}
+    saved = known._replace(tables={"metrics.csv": mark})  # before the recorder wrote the row of round 8
+    require_continuable(run, 8, saved)
+    run.metrics.write_text("".join([*lines[:7], lines[7].replace("7,", "7,1", 1), lines[8]]))
+    with pytest.raises(ValueError, match="is damaged: its first 8 rounds"):
+        require_continuable(run, 8, saved)
+
+
+def test_a_run_that_cannot_be_checked_says_so(run):
+    run.manifest.unlink()
+    shutil.rmtree(run.checkpoints)
+    for look in (require_intact, lambda run: require_continuable(run, 8, None)):
+        with pytest.warns(UserWarning, match="being of an older version: whether it is as it was played cannot be"):
+            look(run)
+
+
+def test_both_settings_are_true_until_config_yaml_has_the_new_ones(run):
+    keeper, known = Keeper(run, list), read_manifest(run)
+    settings = yaml.safe_load(run.config.read_text())
+    keeper.begin({**settings, "rounds": 9, "data": {**settings["data"], "drift": 2.0}})
+    assert (read_manifest(run).planned, read_manifest(run).before) == (8, {"data.drift": 1.0})
+    require_settings(run, read_manifest(run))  # killed here, config.yaml is as it was
+    assert read_manifest(run).tables == known.tables
+    keeper.on_train_start(SimpleNamespace(global_step=6), None)  # from an older checkpoint: later rows are cut away
+    assert (read_manifest(run).rounds, read_manifest(run).tables) == (6, {})
+
+
+def test_a_checkpoint_that_is_asked_for_has_its_checksum(run, capsys):
+    older = list_checkpoints(run.checkpoints)[0]
+    older.with_suffix(".sha256").unlink()
+    for command in ("resume", "test"):
+        assert "has no checksum file" in refused(capsys, command, run.path, "--checkpoint", older)
 
 
 def test_lists_of_callbacks_decide_but_not_where_they_write():

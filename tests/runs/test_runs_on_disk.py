@@ -182,6 +182,13 @@ def test_a_file_is_replaced_at_once_and_nothing_is_left_beside_it(tmp_path, monk
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+def test_a_summary_is_whole_or_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        RunDirectory(tmp_path).write_summary({"rounds": 1})
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_link_in_the_way_of_a_temporary_file_is_not_followed(tmp_path, monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda size: "known")
     (tmp_path / ".a.json.known.part").symlink_to(tmp_path / "precious")

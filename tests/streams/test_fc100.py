@@ -171,8 +171,8 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypa
     monkeypatch.setattr("torchvision.datasets.utils.check_integrity", lambda path, md5: path.exists())
     write_pickles(tmp_path, data)
 
-    def full_disk(path, **arrays):
-        Path(path).write_bytes(b"half of it")
+    def full_disk(file, **arrays):
+        file.write(b"half of it")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez_compressed", full_disk)

@@ -25,7 +25,7 @@ def pass_by(recorder, module, rounds):
 def test_regrets_of_every_100th_and_of_the_last_round_also_after_a_resume(tmp_path):
     stream = QuadraticStream(lanes=3, outer_dim=2)
     module = OnlineBilevelModule(stream.problem, OBBO(), stream.initial_outer())
-    names = pl.DataFrame({"ticker": ["a", "b", "c"]})
+    names = pl.DataFrame({"ticker": ["=a", "b", "c"]})
     first, second = (LaneRecorder(RunDirectory(tmp_path), names) for _ in range(2))
     pass_by(first, module, range(1, 131))
     second.load_state_dict(first.state_dict())
@@ -35,6 +35,7 @@ def test_regrets_of_every_100th_and_of_the_last_round_also_after_a_resume(tmp_pa
         assert lanes["rounds"].tolist() == [100, 200, 250]
         assert lanes["regret"].tolist() == [[t, 2 * t, 3 * t] for t in (100, 200, 250)]
     events = pl.read_csv(tmp_path / "events.csv")
+    assert events["ticker"].to_list() == ["'=a", "b", "c"]  # no formula
     assert events.columns == ["ticker", "regret", "gradient_norm", "test_loss"]  # λ has two numbers a lane
     assert events["regret"].to_list() == [250.0, 500.0, 750.0]
     assert events["gradient_norm"].to_list() == [5.0, 250.0, 1.0]

@@ -1,5 +1,7 @@
 """The module, the datamodule and the run's settings without a run: seeds, ranks, lanes, tasks that arrive."""
 
+import os
+import socket
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -455,6 +457,42 @@ def test_a_wandb_run_has_the_names_that_are_given_to_it(wanted, variable, projec
         ["Own", "market"],
     )
     assert loggers.make_logger({"logger": "csv"}, run, None) is None
+
+
+@pytest.mark.parametrize("trouble", ["nobody answers", "no login", "refused", "none"])
+def test_wandb_that_cannot_be_used_is_offline_at_once(trouble, tmp_path, monkeypatch):
+    import wandb
+
+    from obbo_lightning.training import loggers
+
+    class Refused:
+        @property
+        def experiment(self):
+            raise wandb.errors.CommError("a bad key")
+
+    asked, said = [], []
+    experiment = SimpleNamespace(define_metric=lambda *names, **more: None)
+
+    def logger(**options):
+        asked.append((os.environ.get("WANDB_MODE"), options["settings"].init_timeout))
+        offline = os.environ.get("WANDB_MODE") == "offline"
+        return Refused() if trouble == "refused" and not offline else SimpleNamespace(experiment=experiment)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if trouble != "nobody answers" else 1
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setenv("WANDB_MODE", "online")
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        monkeypatch.setenv("WANDB_API_KEY", "" if trouble == "no login" else "x" * 40)
+        monkeypatch.setattr(loggers, "WandbLogger", logger)
+        settings = {"wandb": {"project": "p", "name": None, "group": None, "tags": ["a"]}, "experiment": "e"}
+        settings |= {"logger": "wandb", "algorithm": {"name": "obbo"}, "data": {"name": "market"}}
+        loggers.make_logger(settings, RunDirectory(tmp_path), SimpleNamespace(print=said.append))
+    assert all(patience <= 10 for mode, patience in asked if mode == "online")
+    modes = {"refused": ["online", "offline"], "none": ["online"]}.get(trouble, ["offline"])
+    assert [mode for mode, _ in asked] == modes
+    assert said == (["W&B cannot be reached (CommError): logging offline"] if trouble == "refused" else [])
 
 
 def test_a_defect_in_a_run_says_how_to_go_on(monkeypatch):
