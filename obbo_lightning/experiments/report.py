@@ -22,6 +22,7 @@ from obbo_lightning.experiments.page import write_page
 from obbo_lightning.experiments.rates import BEFORE, Rates, draw_rates, has_rates, rates_tables, read_rates
 from obbo_lightning.experiments.runs import LeftOut, Run, find_runs, label_runs
 from obbo_lightning.experiments.tables import Table, write_table
+from obbo_lightning.experiments.tuning import draw_found, found_tables, read_found, write_found
 from obbo_lightning.foreign_text import cells, uncelled_table
 
 Found = Comparison | MarketComparison | Rates
@@ -63,8 +64,11 @@ def write_report(
         raise ValueError(f"--event needs market runs with their prices, got {' '.join(event)!r} without them")
     found = found.facing(reference)
     tables, draw = _contents(found)
+    searched = read_found(paths)
+    tables = tables + (found_tables(searched) if searched else [])
     with house_style():
         drawings = draw(title) + (draw_event(runs, *event) if event else [])
+        drawings += draw_found(searched, title) if searched else []
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,6 +77,7 @@ def write_report(
     for name, data in found._asdict().items():
         cells(data.with_columns(pl.col(pl.Float64).round_sig_figs(6))).write_csv(output / f"{name}.csv")
         written.append(output / f"{name}.csv")
+    written += write_found(searched, output) if searched else []
     written += [path for table in tables for path in write_table(table, output)]
     with house_style():
         written += [path for drawing in drawings for path in save_drawing(drawing, output)]

@@ -125,7 +125,9 @@ def print_summary(
     if summary["test_tasks"]:
         _add_tests(table, summary, metric, better)
     if "validation_tasks" in summary:
-        judged = f"{metric} on {summary['validation_tasks']} validation tasks after {summary['rounds']} rounds; {better}"
+        judged = (
+            f"{metric} on {summary['validation_tasks']} validation tasks after {summary['rounds']} rounds; {better}"
+        )
         table.add_row(judged, _with_error(summary, f"validation_{metric}"))
     recent = min(100, summary["rounds"])
     stream = f"{metric} on the stream, last {recent} rounds, each judged before it is learned from; {better}"

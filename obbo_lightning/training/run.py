@@ -20,7 +20,15 @@ from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.state import RunState
-from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of, validated, without_nonfinite
+from obbo_lightning.runs.summary import (
+    Judgement,
+    last_value,
+    print_summary,
+    summarise,
+    title_of,
+    validated,
+    without_nonfinite,
+)
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.settings.files import Settings
