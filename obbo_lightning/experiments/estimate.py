@@ -44,11 +44,11 @@ def _measure(settings: Settings, clock: Callable[[], float]) -> float:
         play(module.problem, module.algorithm, step, tasks, [Warm()] * len(tasks), Key())
         seconds = clock() - began
     seconds *= rounds * _recalled(step.memory, [(task, Warm()) for task in tasks], rounds)
-    for tasks in filter(len, judged_splits(settings, stream)):
+    for judged in filter(len, judged_splits(settings, stream)):
         began = clock()
-        module.evaluate(tasks[0])
+        module.evaluate(judged[0])
         evaluations = 1 + rounds // settings["evaluation"]["every"]
-        seconds += evaluations * min(len(tasks), settings["evaluation"]["tasks"]) * (clock() - began)
+        seconds += evaluations * min(len(judged), settings["evaluation"]["tasks"]) * (clock() - began)
     return seconds
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.experiments.tune_request import Range, Request
+from obbo_lightning.streams.stream import Metric
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -91,7 +92,7 @@ class Search:
         ranges: those of the request that the method takes.
         untuned: what it has without a search: the first trial, where the ranges have it.
         rounds: of a whole trial, for each seed.
-        higher_is_better: the direction of results.
+        metric: what results are, and their direction.
     """
 
     def __init__(
@@ -102,19 +103,16 @@ class Search:
         ranges: dict[str, Range],
         untuned: dict[str, Any],
         rounds: int,
-        higher_is_better: bool,
+        metric: Metric,
     ) -> None:
         self.name, self.request, self.ranges, self.rounds = name, request, ranges, rounds
-        self.higher_is_better = higher_is_better
+        self.metric = metric
         optuna = _optuna()
-        # A median needs something to be of: nothing of the first generation is given up.
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=1) if request.rungs else optuna.pruners.NopPruner()
         self._study: Study = optuna.create_study(
             storage=journal,
             study_name=name,
-            direction="maximize" if higher_is_better else "minimize",
+            direction="maximize" if metric.higher_is_better else "minimize",
             load_if_exists=True,
-            pruner=pruner,
         )
         self._distributions = {key: _distribution(given) for key, given in ranges.items()}
         in_range = all(given.has(untuned[key]) for key, given in ranges.items())
@@ -131,7 +129,7 @@ class Search:
     def best(self) -> Trial | None:
         """Of those that were played to their end; None where there is none. The first of equals."""
         whole = [trial for trial in self.trials if trial.ended and not trial.pruned]
-        better = max if self.higher_is_better else min
+        better = max if self.metric.higher_is_better else min
         return better(whole, key=lambda trial: trial.results[self.rounds], default=None)
 
     def generation(self) -> list[Trial]:
@@ -197,8 +195,19 @@ class Search:
             asked.report(result.value, rounds)
         if rounds == self.rounds:
             self._study.tell(asked, result.value)
-        elif asked.should_prune():
+        elif self._falls_behind(trial.number):
             self._study.tell(asked, state=pruned)
+
+    def _falls_behind(self, number: int) -> bool:
+        """What Optuna's pruner says, who sees no other trial of the generation, however far those have come."""
+        optuna = _optuna()
+        told = self._study.get_trials()
+        generation = told[number].user_attrs["generation"][0]
+        copy = optuna.create_study(pruner=optuna.pruners.MedianPruner(1), direction=self._study.direction)
+        copy.add_trials([trial for trial in told if trial.user_attrs["generation"][0] < generation])
+        copy.add_trial(told[number])
+        behind: bool = optuna.trial.Trial(copy, copy.get_trials(deepcopy=False)[-1]._trial_id).should_prune()
+        return behind
 
 
 def _read(trial: "FrozenTrial") -> Trial:

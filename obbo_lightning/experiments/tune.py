@@ -1,5 +1,6 @@
 """`tune`: each method of a comparison gets the same search, and the comparison is played with what was found."""
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from obbo_lightning.experiments.names import unused
 from obbo_lightning.experiments.runs import JOURNAL, read_run, tell_apart
 from obbo_lightning.experiments.search import Result, Search, Trial, open_journal
 from obbo_lightning.experiments.tune_request import Range, Request
+from obbo_lightning.parts import part
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.runs.state import RunState
@@ -21,6 +23,7 @@ from obbo_lightning.settings.files import ConfigError, Settings
 from obbo_lightning.settings.flags import nested
 from obbo_lightning.settings.layers import overlay
 from obbo_lightning.settings.schema import complete
+from obbo_lightning.streams.stream import Metric
 from obbo_lightning.training.run import build
 
 Play = Callable[[Sequence[Cell], Sequence[RunDirectory]], list[Failure]]
@@ -133,7 +136,7 @@ def tune(grid: Grid, request: Request, folder: Path, play: Play) -> Tuning:
         play: plays cells, and returns what failed.
     """
     methods = methods_of(grid, request)
-    higher = _require_possible(methods, request)
+    metric = _require_possible(methods, request)
     folder.mkdir(parents=True, exist_ok=True)
     state = RunState()
     state.open(folder / "state.json")  # one search at a time
@@ -142,37 +145,28 @@ def tune(grid: Grid, request: Request, folder: Path, play: Play) -> Tuning:
         _require_same(folder, grid, request)
         journal = open_journal(folder / JOURNAL)
         searches = {
-            m.name: Search(journal, m.name, request, m.ranges, m.untuned, trial_rounds(m, request), higher)
+            m.name: Search(journal, m.name, request, m.ranges, m.untuned, trial_rounds(m, request), metric)
             for m in methods
         }
-        while chosen := [(m, trial) for m in methods for trial in searches[m.name].generation()]:
+        while [trial for search in searches.values() for trial in search.generation()]:
             for stage in range(len(request.rungs) + 1):
-                _play_stage(methods, searches, request, folder, play, {m.name for m, _ in chosen}, stage)
+                _play_stage(Tuning(methods, searches), request, stage, folder, play)
         state.say("over")
     finally:
         state.close()
     return Tuning(methods, searches)
 
 
-def _play_stage(
-    methods: Sequence[Method],
-    searches: dict[str, Search],
-    request: Request,
-    folder: Path,
-    play: Play,
-    busy: set[str],
-    stage: int,
-) -> None:
+def _play_stage(tuning: Tuning, request: Request, stage: int, folder: Path, play: Play) -> None:
     """The trials that are not over, up to the next round at which they are judged; in the order of their numbers."""
     waiting: list[tuple[Method, Trial, int]] = []
-    for method in (m for m in methods if m.name in busy):
-        rounds = [*(r for r in request.rungs if r < trial_rounds(method, request)), trial_rounds(method, request)]
-        if stage < len(rounds):
-            waiting += [(method, trial, rounds[stage]) for trial in searches[method.name].trials if not trial.ended]
+    for method in tuning.methods:
+        until = (*request.rungs, trial_rounds(method, request))[stage]
+        waiting += [(method, trial, until) for trial in tuning.searches[method.name].trials if not trial.ended]
     cells = {
-        (method.name, trial.number): [trial_cell(method, request, trial, seed, rounds) for seed in request.seeds]
-        for method, trial, rounds in waiting
-        if rounds not in trial.results
+        (method.name, trial.number): [trial_cell(method, request, trial, seed, until) for seed in request.seeds]
+        for method, trial, until in waiting
+        if until not in trial.results
     }
     asked = [cell for several in cells.values() for cell in several]
     if asked:
@@ -181,13 +175,12 @@ def _play_stage(
         failed = play(asked, prepare(Grid("", asked), folder))
         if failed:
             raise TrialsFailedError(failed)
-    for method, trial, rounds in waiting:
-        known = trial.results.get(rounds)
-        result = Result(known, trial.rounds, trial.calls)
-        if known is None:
+    for method, trial, until in waiting:
+        result = Result(trial.results.get(until), trial.rounds, trial.calls)
+        if result.value is None:
             runs = [RunDirectory(folder / cell.name) for cell in cells[method.name, trial.number]]
             result = _result(runs, method, request)
-        searches[method.name].report(trial, rounds, result)
+        tuning.searches[method.name].report(trial, until, result)
 
 
 def _lengthen(run: RunDirectory, rounds: int) -> None:
@@ -209,8 +202,8 @@ def _result(runs: Sequence[RunDirectory], method: Method, request: Request) -> R
     return Result(None if blown else sum(values) / len(values), rounds, calls)
 
 
-def _require_possible(methods: Sequence[Method], request: Request) -> bool:
-    """Refuse what cannot be searched fairly, before anything is written; returns whether higher results are better."""
+def _require_possible(methods: Sequence[Method], request: Request) -> Metric:
+    """Refuse what cannot be searched fairly, before anything is written; returns what trials are judged by."""
     for method in methods:
         played = {cell.settings["seed"] for cell in method.cells} & set(request.seeds)
         if played:
@@ -228,7 +221,13 @@ def _require_possible(methods: Sequence[Method], request: Request) -> bool:
             )
     first = methods[0]
     cell = trial_cell(first, request, Trial(0, first.untuned, {}, False, False, 0, 0), request.seeds[0], 1)
-    return build(cell.settings).stream.metric.higher_is_better
+    seeded = "seed" in inspect.signature(part("data", cell.settings["data"]["name"])).parameters
+    if request.judge == "stream" and not seeded and cell.settings["data"] == first.cells[0].settings["data"]:
+        raise ConfigError(
+            f"tune.settings must name other data for tune.judge stream: {cell.settings['data']['name']} takes no seed, "
+            "and the comparison plays the same rounds"
+        )
+    return build(cell.settings).stream.metric
 
 
 def _require_same(folder: Path, grid: Grid, request: Request) -> None:

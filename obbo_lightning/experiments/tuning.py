@@ -13,7 +13,7 @@ from obbo_lightning.experiments.runs import read_run
 from obbo_lightning.experiments.tables import Table, plain
 from obbo_lightning.experiments.tune import Tuning
 from obbo_lightning.experiments.tune_request import STEP, Request
-from obbo_lightning.foreign_text import cells, uncelled_table
+from obbo_lightning.foreign_text import cells, drawn, uncelled_table
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 
 FOLDER = "tune"  # of a comparison
@@ -70,7 +70,7 @@ def _found(tuning: Tuning, request: Request) -> Found:
                 "untuned": str(method.untuned[key]),
                 "found": str(found[key]),
                 "judged_on": request.judge,
-                "higher_is_better": search.higher_is_better,
+                **search.metric._asdict(),
                 "budget": f"{request.budget} {request.unit}",
             }
             for key, given in method.ranges.items()
@@ -171,8 +171,8 @@ def _searched(found: Found) -> Table:
     judged = "validation tasks" if first["judged_on"] == "validation" else "rounds of another stream, before they learn"
     return Table(
         "search_space",
-        f"What was searched, with {first['budget']} for each method, judged on {judged} ({better} is better); no trial "
-        "saw a test task.",
+        f"What was searched, with {first['budget']} for each method, by the {first['name']} on {judged} ({better} is "
+        "better); no trial saw a test task.",
         ["method", "setting", "range", "untuned", "found", "trials", "given up", "blown up"],
         [
             [row["method"], row["setting"], str(row["range"]), _text(row["untuned"]), _text(row["found"]), *counts]
@@ -210,7 +210,6 @@ def draw_found(found: Found, title: str) -> list[Drawing]:
     """Results against α, a curve a method."""
     figure, (axes,) = new_figure(3.6)
     first = found.searched.row(0, named=True)
-    judged = "validation tasks" if first["judged_on"] == "validation" else "stream"
     for label in found.labels:
         look = look_of(found.labels, label)
         trials = found.trials.filter(pl.col("method") == label).drop_nulls(["result", STEP]).sort(STEP)
@@ -219,9 +218,10 @@ def draw_found(found: Found, title: str) -> list[Drawing]:
         hollow = {"color": look["color"], "marker": look["marker"], "fillstyle": "none", "linestyle": "none"}
         axes.plot(given_up[STEP].to_list(), given_up["result"].to_list(), markersize=4, **hollow)
         chosen = trials.filter("chosen")
-        axes.plot(chosen[STEP].to_list(), chosen["result"].to_list(), markersize=11, **hollow)
+        axes.plot(chosen[STEP].to_list(), chosen["result"].to_list(), **{**hollow, "marker": "o", "markersize": 11})
+    judged = "validation" if first["judged_on"] == "validation" else "stream"
     better = "higher is better" if first["higher_is_better"] else "lower is better"
-    axes.set(xscale="log", xlabel="step α", ylabel=f"result on {judged}; {better}")
+    axes.set(xscale="log", xlabel="step α", ylabel=f"{judged} {drawn(first['name'])}\n({better})")
     caption = (
         "What each trial gave, against its step α; large rings are the chosen ones, hollow marks were given up early. "
         "Where other settings are searched, too, a curve goes through trials that differ in them."
