@@ -206,8 +206,8 @@ class Search:
         copy = optuna.create_study(pruner=optuna.pruners.MedianPruner(1), direction=self._study.direction)
         copy.add_trials([trial for trial in told if trial.user_attrs["generation"][0] < generation])
         copy.add_trial(told[number])
-        behind: bool = optuna.trial.Trial(copy, copy.get_trials(deepcopy=False)[-1]._trial_id).should_prune()
-        return behind
+        behind = optuna.trial.Trial(copy, copy.get_trials(deepcopy=False)[-1]._trial_id).should_prune()
+        return bool(behind)
 
 
 def _read(trial: "FrozenTrial") -> Trial:

@@ -18,7 +18,7 @@ ASKED = {
     "at_once": 2,
     "seed": 1,
 }
-UNTUNED = {"algorithm.lr": 0.01, "algorithm.window": 10}
+UNTUNED = {"algorithm.lr": 0.1, "algorithm.window": 1}  # a good one: what comes after it may be given up
 
 
 class Killed(BaseException):
@@ -46,8 +46,10 @@ def search_all(search, calls_of_a_round=2):
     return search.trials, search.best
 
 
-def test_a_search_that_is_killed_at_any_write_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
-    undisturbed = search_all(opened(tmp_path / "whole"))
+@pytest.mark.parametrize(("sampler", "every"), [("random", 1), ("tpe", 9)])
+def test_a_search_that_is_killed_at_any_write_ends_as_if_it_had_not_been(tmp_path, monkeypatch, sampler, every):
+    asked = {"at_once": 2, "sampler": sampler, "budget": {"rounds": 40}}
+    undisturbed = search_all(opened(tmp_path / "whole", **asked))
     write, left = JournalFileBackend.append_logs, [0]
 
     def dies(self, logs):
@@ -57,14 +59,15 @@ def test_a_search_that_is_killed_at_any_write_ends_as_if_it_had_not_been(tmp_pat
         write(self, logs)
 
     writes = (tmp_path / "whole").read_bytes().count(b"\n")
-    for first in range(0, writes, 4):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    for first in range(0, writes, every):
         path = tmp_path / f"killed_{first}"
         monkeypatch.setattr(JournalFileBackend, "append_logs", dies)
         for left[0] in (first, 3):  # twice
             with contextlib.suppress(Killed):
-                search_all(opened(path))
+                search_all(opened(path, **asked))
         monkeypatch.setattr(JournalFileBackend, "append_logs", write)
-        assert search_all(opened(path)) == undisturbed
+        assert search_all(opened(path, **asked)) == undisturbed
 
 
 def test_half_a_line_that_a_loss_of_power_left_is_forgotten(tmp_path):
