@@ -23,6 +23,8 @@ USAGE = """usage: obbo COMMAND [flags]
                       [--data.prices FILE] [--data.events FILE] [--data.columns timestamp=Date,close=Close]
   compare             a grid of runs, resumable: --config default, or your file [--jobs N] [--dry_run [--measure]]
                       [--launcher local|slurm] [--slurm FILE]
+  tune                the same with each method tuned before, on tasks that are not the test's: --config default, or
+                      your file with a section tune [the flags of compare]
   dashboard           the W&B workspace and report of a project [--project P] [--entity E] [--group G] [--dry_run]
   report DIR [DIR...] one page, tables and figures of finished runs [--output DIR] [--title TEXT] [--reference LABEL]
 
@@ -36,7 +38,7 @@ USAGE = """usage: obbo COMMAND [flags]
 # Each is a module of this package with a function `run`, which takes the arguments and returns the exit code.
 # What is read by these names classes by itself; the other commands are told.
 READING = ("resume", "validate", "test", "export", "predict", "report")
-COMMANDS = ("fit", "resume", "watch", "validate", "test", "export", "predict", "compare", "report", "dashboard")
+COMMANDS = ("fit", "resume", "watch", "validate", "test", "export", "predict", "compare", "tune", "report", "dashboard")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

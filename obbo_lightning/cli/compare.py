@@ -12,6 +12,7 @@ from obbo_lightning.experiments.grid import Grid, read_grid
 from obbo_lightning.experiments.local import LocalLauncher
 from obbo_lightning.experiments.slurm import SlurmLauncher
 from obbo_lightning.experiments.slurm_request import read_request
+from obbo_lightning.experiments.tune_request import read_tune
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.settings.files import Settings, find_config
 from obbo_lightning.settings.flags import read_flags
@@ -20,7 +21,12 @@ from obbo_lightning.training.run import warn_in_lines
 
 def run(arguments: list[str]) -> int:
     """A grid of runs, or its plan."""
-    flags = Flags("compare")
+    return play_comparison("compare", arguments)
+
+
+def play_comparison(command: str, arguments: list[str]) -> int:
+    """`compare`, and `tune`, which is the same of a file with a ``tune`` section."""
+    flags = Flags(command)
     flags.add_argument("--config", required=True)
     flags.add_argument("--launcher", default="local")
     flags.add_argument("--jobs", type=int)
@@ -32,21 +38,32 @@ def run(arguments: list[str]) -> int:
     _require_launcher(asked)
     console, jobs = PlainConsole(), asked.jobs or 1
     request = read_request(asked.slurm) if asked.slurm else {}
-    grid = read_grid(find_config(asked.config, "compare"), _settings(rest))
+    path = find_config(asked.config, command)
+    grid = read_grid(path, _settings(rest))
+    if command == "tune" and grid.tune is None:
+        raise ValueError(f"{path} must have a section tune for the command of that name, got none; compare plays it")
     root = asked.output / grid.name
     if asked.dry_run:
+        if grid.tune is not None:
+            print_search(grid, console)
         _print_plan(grid, root, request, jobs if asked.measure else None, console)
         return 0
-    launcher: compare.Launcher = LocalLauncher(jobs)
+
+    launcher: compare.Launcher = LocalLauncher(jobs, warm=grid.tune is not None)
     if asked.slurm:
         launcher = SlurmLauncher(request, root / "slurm", grid.name)
     warn_in_lines()
-    runs = compare.prepare(grid, root)
     try:
-        failed = compare.run_cells(grid.cells, runs, launcher, console)
+        return (play_cells if grid.tune is None else play_tuned)(grid, root, launcher, console)
     except compare.Interrupted as stop:
         print(f"obbo: {stop}", file=sys.stderr)
         return 128 + stop.signum
+
+
+def play_cells(grid: Grid, root: Path, launcher: compare.Launcher, console: Console) -> int:
+    """All cells that are not finished; returns the exit code."""
+    runs = compare.prepare(grid, root)
+    failed = compare.run_cells(grid.cells, runs, launcher, console)
     for failure in failed:
         print(f"obbo: cell {failure.cell} failed: {failure.reason}", file=sys.stderr)
     console.print(
@@ -54,6 +71,38 @@ def run(arguments: list[str]) -> int:
         soft_wrap=True,
     )
     return 1 if failed else 0
+
+
+def play_tuned(grid: Grid, root: Path, launcher: compare.Launcher, console: Console) -> int:
+    """Tune, then play the comparison untuned and tuned; returns the exit code."""
+    from obbo_lightning.experiments import tuning
+    from obbo_lightning.experiments.tune import tune, tuned_grid
+
+    request, folder = read_tune(grid.tune), root / tuning.FOLDER
+    try:
+        over = tune(grid, request, folder, lambda cells, runs: compare.run_cells(cells, runs, launcher, console))
+        tuning.write_search(over, request, folder, grid.name)
+        for method in over.methods:
+            said = ", ".join(f"{key} {tuning.shown(value)}" for key, value in over.found(method).items())
+            console.print(f"{method.label}: {said}", soft_wrap=True, highlight=False)
+        both, pairs = tuned_grid(grid, over)
+        code = play_cells(both, root, launcher, console)
+    finally:
+        launcher.stop()
+    if code == 0:
+        tuning.write_tuned(over, pairs, root)
+    return code
+
+
+def print_search(grid: Grid, console: Console) -> None:
+    """What would be searched."""
+    from obbo_lightning.experiments.tune import methods_of
+
+    request = read_tune(grid.tune)
+    for method in methods_of(grid, request):
+        ranges = "; ".join(f"{key} in {given}" for key, given in method.ranges.items())
+        spent = f"{request.budget:,} {request.unit} on {request.judge}"
+        console.print(f"{method.label}: {spent}; {ranges}", soft_wrap=True, highlight=False)
 
 
 def _settings(arguments: list[str]) -> Settings:

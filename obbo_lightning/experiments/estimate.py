@@ -14,6 +14,7 @@ from obbo_lightning.core.rounds import play
 from obbo_lightning.experiments.grid import Cell
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.threads import share_of_cores
+from obbo_lightning.training.judging import judged_splits
 from obbo_lightning.training.run import build
 
 
@@ -43,11 +44,11 @@ def _measure(settings: Settings, clock: Callable[[], float]) -> float:
         play(module.problem, module.algorithm, step, tasks, [Warm()] * len(tasks), Key())
         seconds = clock() - began
     seconds *= rounds * _recalled(step.memory, [(task, Warm()) for task in tasks], rounds)
-    if len(stream.test):
+    for judged in filter(len, judged_splits(settings, stream)):
         began = clock()
-        module.evaluate(stream.test[0])
+        module.evaluate(judged[0])
         evaluations = 1 + rounds // settings["evaluation"]["every"]
-        seconds += evaluations * settings["evaluation"]["tasks"] * (clock() - began)
+        seconds += evaluations * min(len(judged), settings["evaluation"]["tasks"]) * (clock() - began)
     return seconds
 
 

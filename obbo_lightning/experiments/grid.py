@@ -13,7 +13,7 @@ from obbo_lightning.settings.flags import nested
 from obbo_lightning.settings.layers import accepted_settings, merge, overlay
 from obbo_lightning.settings.schema import complete
 
-KEYS = ("compare", "base", "settings", "grid")
+KEYS = ("compare", "base", "settings", "grid", "tune")
 
 
 class Option(NamedTuple):
@@ -31,10 +31,17 @@ class Cell(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A named comparison."""
+    """A named comparison.
+
+    Attributes:
+        name: its folder.
+        cells: its runs.
+        tune: what is searched before it is played, see `tune_request.read_tune`; None where nothing is.
+    """
 
     name: str
     cells: list[Cell]
+    tune: Any = None
 
 
 def read_grid(path: Path, flags: Settings | None = None) -> Grid:
@@ -42,7 +49,8 @@ def read_grid(path: Path, flags: Settings | None = None) -> Grid:
 
     It has ``compare`` (a name), ``base`` (a configuration file beside it, the name of one of ours, or a list of them),
     ``settings`` (what all cells have above the base) and ``grid``: for each key the values to try; or, for settings
-    that change together, a name and for each of its values the settings. A key that an algorithm does not take is left
+    that change together, a name and for each of its values the settings; and ``tune``, where the methods are tuned
+    before (see `tune_request`). A key that an algorithm does not take is left
     out for it, and cells that become the same are one. ``flags`` go above everything. Your parts in files
     (``file.py:Class``) are looked for beside the file that names them, then from the working directory.
     """
@@ -60,7 +68,7 @@ def read_grid(path: Path, flags: Settings | None = None) -> Grid:
             settings = merge(layers, overlay(nested(chosen), flags or {}))
             settings["trainer"] = {**settings.get("trainer", {}), "enable_progress_bar": False}
             cells[name] = Cell(name, complete({**settings, "experiment": found["compare"]}))
-    return Grid(found["compare"], list(cells.values()))
+    return Grid(found["compare"], list(cells.values()), found.get("tune"))
 
 
 def _base(path: Path, base: str | list[str]) -> list[Settings]:

@@ -20,13 +20,18 @@ class LocalLauncher:
     """Workers of this machine, ``jobs`` at a time, which share its cores; a free one gets the next cell.
 
     A worker that dies fails its cell and no other: the next cell gets a new worker.
+
+    Args:
+        jobs: how many.
+        warm: whether those that have nothing to do wait for another `start`, until `stop`.
     """
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
+    def __init__(self, jobs: int, warm: bool = False) -> None:
+        self._jobs, self._warm = jobs, warm
         self._threads = share_of_cores(jobs)
         self._waiting: deque[RunDirectory] = deque()
         self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
         self._deaths: dict[RunDirectory, str] = {}
 
     def start(self, cells: Sequence[Cell], runs: Sequence[RunDirectory]) -> None:
@@ -36,12 +41,22 @@ class LocalLauncher:
         for worker in [worker for worker in self._workers if worker.has_answered()]:
             if worker.serves and self._waiting:
                 worker.play(self._waiting.popleft())
+                continue
+            self._workers.remove(worker)
+            if worker.serves and self._warm:
+                self._idle.append(worker)
             else:
-                self._workers.remove(worker)
                 self._deaths[worker.run] = worker.end()
         while self._waiting and len(self._workers) < self._jobs:
-            self._workers.append(_Worker(self._waiting.popleft(), self._threads))
+            self._workers.append(self._give(self._waiting.popleft()))
         return bool(self._workers)
+
+    def _give(self, run: RunDirectory) -> "_Worker":
+        if not self._idle:
+            return _Worker(run, self._threads)
+        worker = self._idle.pop()
+        worker.play(run)
+        return worker
 
     def wait(self, seconds: float) -> None:
         select.select(self._workers, [], [], seconds)
@@ -54,8 +69,9 @@ class LocalLauncher:
             # First its answer: to a run the end of its input would be a second signal, which means at once. A cell
             # whose last round was played when the signal came has finished, and its worker waits for the next one.
             worker.take_answer()
+        for worker in (*self._workers, *self._idle):
             worker.end()
-        self._workers = []
+        self._workers, self._idle = [], []
         return "the same command goes on"
 
     def last_words(self, run: RunDirectory) -> str:

@@ -25,6 +25,7 @@ from obbo_lightning.experiments.page import write_page
 from obbo_lightning.experiments.rates import BEFORE, Rates, draw_rates, has_rates, rates_tables, read_rates
 from obbo_lightning.experiments.runs import LeftOut, Run, find_runs, label_runs
 from obbo_lightning.experiments.tables import Table, write_table
+from obbo_lightning.experiments.tuning import draw_found, found_tables, read_found, write_found
 from obbo_lightning.foreign_text import cells, uncelled_table
 
 Found = Comparison | MarketComparison | Rates
@@ -71,8 +72,11 @@ def write_report(
     facts, settings = (
         (facts_of(found.labels, runs), settings_table(runs)) if runs else read_facts(found.labels, paths[0])
     )
+    searched = read_found(paths)
+    tables = tables + (found_tables(searched) if searched else [])
     with house_style():
         drawings = draw(title) + (draw_event(runs, *event) if event else [])
+        drawings += draw_found(searched, title) if searched else []
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -83,6 +87,7 @@ def write_report(
             cells(data).write_csv(output / f"{name}.csv")
             written.append(output / f"{name}.csv")
     written.append(write_facts(facts, output))
+    written += write_found(searched, output) if searched else []
     beside = [settings] if settings else []
     written += [path for table in (*tables, *beside) for path in write_table(table, output)]
     with house_style():

@@ -22,6 +22,7 @@ NEEDED = ("algorithm", "data", "seed", "rounds", "regret_window", "evaluation")
 COLUMNS = ("regret/euclidean", "hypergradient_norm", "residual", "gradients", "products")
 # In tables and legends: the paper's, then the others'.
 ORDER = ("obbo", "sobbo", "sobow", "oagd", "adam", "sgdm", "maml", "anil")
+JOURNAL = "study.journal"  # Optuna's, in the folder of a search; what lies beside it are trials
 DAMAGE = (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError)
 
 
@@ -81,7 +82,9 @@ def _directories(paths: Sequence[Path]) -> Iterator[RunDirectory]:
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"report needs directories, got {str(path)!r}")
-        yield from (RunDirectory(config.parent) for config in sorted(path.rglob("config.yaml")))
+        for config in sorted(path.rglob("config.yaml")):
+            if not (config.parents[1] / JOURNAL).is_file():  # a search's trials are not compared
+                yield RunDirectory(config.parent)
 
 
 def read_run(directory: RunDirectory) -> Run:

@@ -31,6 +31,7 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
+        self.validation = path / "validation.json"
         self.figures = path / "figures"
         self.lanes = path / "lanes.npz"
         self.events = path / "events.csv"

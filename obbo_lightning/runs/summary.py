@@ -92,6 +92,14 @@ def _further(prefix: str, scores: Mapping[str, Sequence[float]]) -> dict[str, fl
     return found
 
 
+def validated(rounds: pl.DataFrame, metric: str, tasks: int) -> dict[str, Any]:
+    """What the validation tasks said after the last round, which is always judged; nothing where there were none."""
+    if not tasks:
+        return {}
+    mean, error = rounds.select(f"validation/{metric}", f"validation/{metric}_se").row(-1)
+    return {"validation_tasks": tasks, f"validation_{metric}": _known(mean), f"validation_{metric}_se": error}
+
+
 def _middle(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """Median and median absolute deviation, which outliers do not move."""
     if not values:
@@ -138,6 +146,11 @@ def print_summary(
     table = Table(title=title_of(settings), show_header=False)
     if summary["test_tasks"]:
         _add_tests(table, summary, metric, better)
+    if "validation_tasks" in summary:
+        judged = (
+            f"{metric} on {summary['validation_tasks']} validation tasks after {summary['rounds']} rounds; {better}"
+        )
+        table.add_row(judged, _with_error(summary, f"validation_{metric}"))
     recent = min(100, summary["rounds"])
     stream = f"{metric} on the stream, last {recent} rounds, each judged before it is learned from; {better}"
     table.add_row(stream, _shown(summary[f"stream_{metric}_last_100"]))

@@ -32,6 +32,7 @@ NOT_NULL = {
         "threads",
         "evaluation.every",
         "evaluation.tasks",
+        "evaluation.split",
         "evaluation.baselines",
         "checkpoint.every",
     ),
@@ -149,6 +150,7 @@ def _defaults_of(parser: ArgumentParser) -> Namespace:
 def _add_run(parser: ArgumentParser) -> None:
     """What every run has, whatever its parts are."""
     several, logger = Literal["auto", "loop", "vmap"], Literal["csv", "wandb", "tensorboard"]
+    split = Literal["test", "validation", "both", "none"]
     for key, kind, default, meaning in (
         ("experiment", str, "default", "first folder of the run directory"),
         ("seed", int, 0, "of all randomness"),
@@ -162,7 +164,8 @@ def _add_run(parser: ArgumentParser) -> None:
         ("workers", int, 0, "loader processes"),
         ("threads", int | Literal["auto"], "auto", "threads of a process; auto: its share of the cores it may use"),
         ("evaluation.every", int, 50, "rounds between evaluations"),
-        ("evaluation.tasks", int, 100, "test tasks of an evaluation"),
+        ("evaluation.tasks", int, 100, "tasks of an evaluation"),
+        ("evaluation.split", split, "test", "which tasks a run is judged on; validation: no test task is seen"),
         ("evaluation.baselines", bool, True, "play what λ must beat, too, where the stream knows it"),
         ("checkpoint.every", int, 25, "rounds between checkpoints"),
         ("wandb.project", str | None, None, "project of the W&B run"),

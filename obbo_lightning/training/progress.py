@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from obbo_lightning.foreign_text import visible
+from obbo_lightning.training.judging import centre_and_error
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.rows import Row
@@ -52,7 +53,7 @@ class RoundProgress(L.Callback):
         row, metric = _row(pl_module), self.recorder.metric
         self._recent.append(float(row[metric] or 0.0))
         stream, tested = sum(self._recent) / len(self._recent), self.recorder.tested
-        test = f"  test {self.recorder.centre_and_error(tested)[0]:.4g}" if tested else ""
+        test = f"  test {centre_and_error(tested, len(self.recorder.test))[0]:.4g}" if tested else ""
         speed = self._progress.tasks[0].speed or self._progress.tasks[0].finished_speed or 0.0
         shown = f"{metric} {stream:.4g}{test}  regret {row['regret/euclidean']:.3g}  {speed:.1f}/s"
         self._progress.update(self._bar, completed=row["round"], shown=shown)

@@ -1,6 +1,5 @@
 """What a run leaves behind: a row a round, evaluations, checkpoints, in that order."""
 
-import statistics
 import time
 import warnings
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from torch import Tensor
 from obbo_lightning.core.blocks import Blocks
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.problem import Task
-from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.state import RunState
@@ -22,7 +20,8 @@ from obbo_lightning.runs.table import TIMINGS, RoundTable
 from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.clock import RoundClock
-from obbo_lightning.training.evaluation import Scores, evaluate_all
+from obbo_lightning.training.evaluation import Scores
+from obbo_lightning.training.judging import centre_and_error, scores_of
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.ranks import Ranks
 from obbo_lightning.training.rows import columns_of, values_of
@@ -47,6 +46,7 @@ class Recorder(Checkpoint):
         more_columns: of metrics.csv, see `rows.more_columns`.
         blocks: of λ, where it has them: their values are written by name.
         state: where to say what is done, for those who watch.
+        validation: fixed validation tasks, judged with the test tasks.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class Recorder(Checkpoint):
         more_columns: Sequence[str] = (),
         blocks: Blocks | None = None,
         state: RunState | None = None,
+        validation: Sequence[Task] = (),
     ) -> None:
         self.run = run
-        self.test = test
+        self.test, self.validation = test, validation
         self.metric = metric
         self.evaluate_every = at_least("evaluation.every", evaluate_every, 1)
         self.checkpoint_every = at_least("checkpoint.every", checkpoint_every, 1)
@@ -131,7 +132,7 @@ class Recorder(Checkpoint):
         if self._other_tests:
             self._judge_the_first_again(_online(pl_module))
         if not self.untrained:
-            self.untrained = self.tested = self.due = self._evaluate(_online(pl_module))
+            self.untrained = self.tested = self.due = self._evaluate(_online(pl_module), self.test)
 
     def _judge_the_first_again(self, module: OnlineBilevelModule) -> None:
         """Data that have grown have other test tasks: what is compared must be judged on the same ones."""
@@ -139,7 +140,7 @@ class Recorder(Checkpoint):
         now, warm = module.outer.detach().clone(), module.judged_from
         module.outer.data.copy_(now if self._first is None else self._first)
         module.judged_from = Warm()
-        self.untrained = self._evaluate(module)
+        self.untrained = self._evaluate(module, self.test)
         module.outer.data.copy_(now)
         module.judged_from = warm
         self.row |= {f"test_{self.metric}": None} if self.row else {}  # where no round follows, judge it again
@@ -153,7 +154,7 @@ class Recorder(Checkpoint):
         if self._goes_on:
             self._goes_on, self.tested = False, self.due
             if trainer.is_global_zero:
-                self.metrics.amend(self.row | {f"test_{self.metric}": None, f"test_{self.metric}_se": None})
+                self.metrics.amend(self.row | dict.fromkeys(filter(_is_judgement, self.row)))
 
     def on_wait(self, what: str) -> None:
         """No round is being played: a signal is answered at once."""
@@ -221,7 +222,7 @@ class Recorder(Checkpoint):
         """What the module does not know; an evaluation to the loggers alone: `log` would repeat it in later rounds."""
         spent = {"oracle_calls": self.oracle_calls}
         module.log_numbers({**spent, "seconds": self.clock["seconds"]})
-        tested = {name: value for name, value in self.row.items() if name.startswith("test_") and value is not None}
+        tested = {name: value for name, value in self.row.items() if _is_judgement(name) and value is not None}
         for logger in trainer.loggers if tested else ():
             logger.log_metrics({**self.clock, **spent, **tested}, step=trainer.global_step)
 
@@ -254,32 +255,32 @@ class Recorder(Checkpoint):
         """Of these, those that are the same in every run with these settings."""
         return [table for table in self.tables if table is not self.timings]
 
-    def centre_and_error(self, values: Sequence[float]) -> tuple[float, float | None]:
-        """What stands for an evaluation: like all of a row the median over lanes; tasks of one lane have a mean."""
-        several_lanes = len(values) > len(self.test)
-        return (statistics.median(values), None) if several_lanes else mean_and_error(values)
-
     def _is_judged(self) -> bool:
-        return not self.test or self.row.get(f"test_{self.metric}") not in (None, "")
+        name = f"test_{self.metric}" if self.test else f"validation/{self.metric}" if self.validation else None
+        return name is None or self.row.get(name) not in (None, "")
 
     def _test(self, module: OnlineBilevelModule) -> None:
         began = time.perf_counter()
         module.gather_start()
-        self.tested = self._evaluate(module)
+        self.tested = self._evaluate(module, self.test)
         if module.trainer.global_step % self.evaluate_every == 0:
             self.due = self.tested
-        centre, error = self.centre_and_error(self.tested) if self.tested else (None, None)
-        self.row |= {f"test_{self.metric}": centre, f"test_{self.metric}_se": error}
+        self._enter(f"test_{self.metric}", self.tested, self.test)
+        if self.validation:
+            self._enter(f"validation/{self.metric}", self._evaluate(module, self.validation), self.validation)
         self.clock["evaluation_seconds"] = time.perf_counter() - began
 
-    def _evaluate(self, module: OnlineBilevelModule) -> Scores:
-        def judge(task: Task) -> dict[str, Tensor]:
-            there = module.transfer_batch_to_device(task, module.device, 0)
-            return module.evaluate(module.trainer.precision_plugin.convert_input(there))
+    def _enter(self, name: str, scores: Sequence[float], tasks: Sequence[Task]) -> None:
+        found = centre_and_error(scores, len(tasks)) if scores else (None, None)
+        self.row |= dict(zip((name, f"{name}_se"), found, strict=True))
 
+    def _evaluate(self, module: OnlineBilevelModule, tasks: Sequence[Task]) -> Scores:
         self.state.say("evaluating")
-        names = [self.metric, *module.problem.further]
-        return evaluate_all(judge, self.test, names, module.outer.detach(), _ranks(module))
+        return scores_of(module, tasks, self.metric, _ranks(module))
+
+
+def _is_judgement(column: str) -> bool:
+    return column.startswith(("test_", "validation/"))
 
 
 def _planned(trainer: L.Trainer) -> float:

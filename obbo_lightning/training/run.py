@@ -20,7 +20,15 @@ from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.state import RunState
-from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise, title_of, without_nonfinite
+from obbo_lightning.runs.summary import (
+    Judgement,
+    last_value,
+    print_summary,
+    summarise,
+    title_of,
+    validated,
+    without_nonfinite,
+)
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.runs.tested import write_tested
 from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
@@ -32,6 +40,7 @@ from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.threads import take_threads
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.datamodule import StreamDataModule
+from obbo_lightning.training.judging import centre_and_error, judged_splits
 from obbo_lightning.training.keeping import Keeper
 from obbo_lightning.training.lanes import LaneRecorder
 from obbo_lightning.training.loggers import finish_logger, make_logger
@@ -70,7 +79,9 @@ def build(settings: Settings) -> Parts:
     stream = build_stream(settings)
     problem = build_problem(settings, stream)
     start = stream.start(problem, settings["seed"])
-    first = next((tasks[0] for tasks in (stream.test, stream.train) if has_random_access(tasks) and len(tasks)), None)
+    test, validation = judged_splits(settings, stream)
+    seen = (test, validation, stream.train)
+    first = next((tasks[0] for tasks in seen if has_random_access(tasks) and len(tasks)), None)
     require_sizes(settings, start, first)
     module = OnlineBilevelModule(
         problem,
@@ -87,14 +98,14 @@ def build(settings: Settings) -> Parts:
     if require_trainer(settings, module) > 1 and hasattr(stream.train, "on_wait"):
         raise ValueError("trainer.devices must be 1 for a stream that is waited for, got more")
     tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
-    if len(stream.test) and tasks > len(stream.test):
-        raise ValueError(f"evaluation.tasks must be at most the {len(stream.test)} test tasks, got {tasks}")
+    if len(test) and tasks > len(test):
+        raise ValueError(f"evaluation.tasks must be at most the {len(test)} test tasks, got {tasks}")
     if first is not None:
         module.algorithm.inner.require_start(problem, module.outer.detach(), first)
     data = StreamDataModule(
         stream,
         settings["rounds"],
-        test=[stream.test[i] for i in range(min(tasks, len(stream.test)))],
+        test=[test[i] for i in range(len(test))[:tasks]],
         judged=tasks,
         workers=settings["workers"],
         tasks_per_round=settings["tasks_per_round"],
@@ -145,8 +156,11 @@ def _fit(
     console = PlainConsole(quiet=quiet or not first)
     module, data, stream = parts
     every = settings["evaluation"]["every"], settings["checkpoint"]["every"]
-    more = [*stream.also, *module.more_columns]
-    recorder = Recorder(run, data.test, stream.metric.name, *every, more, module.problem.blocks, state)
+    metric, (_, tasks) = stream.metric.name, judged_splits(settings, stream)
+    validation = [tasks[i] for i in range(len(tasks))[: settings["evaluation"]["tasks"]]]
+    judged = [f"validation/{metric}", f"validation/{metric}_se"] if validation else []
+    more = [*judged, *stream.also, *module.more_columns]
+    recorder = Recorder(run, data.test, metric, *every, more, module.problem.blocks, state, validation)
     silent = settings["trainer"].get("enable_progress_bar") is False
     shown: list[Any] = [] if silent else [RoundProgress(recorder, console)]
     many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
@@ -186,12 +200,13 @@ def _conclude(
     settings: Settings, run: RunDirectory, recorder: Recorder, keeper: Keeper, parts: Parts, seconds: float
 ) -> tuple[list[Path], dict[str, Any]]:
     """Figures, then the summary: a run that has one is finished."""
-    stream, data, rounds = parts.stream, parts.data, read_rounds(run.metrics)
-    untrained, _ = recorder.centre_and_error(recorder.untrained)
+    stream, rounds = parts.stream, read_rounds(run.metrics)
+    untrained, _ = centre_and_error(recorder.untrained, len(recorder.test))
     before, after = recorder.untrained, recorder.tested
     judged = Judgement(stream.metric, before, after, before.further, after.further)
     summary = summarise(settings, rounds, judged, recorder.seconds_before + seconds)
-    if stream.lanes is None and len(after) == len(data.test) > 0:  # what became of each of many lanes is in events.csv
+    summary |= validated(rounds, stream.metric.name, len(recorder.validation))
+    if stream.lanes is None and len(after) == len(recorder.test) > 0:  # what became of many lanes is in events.csv
         write_tested(run.tests, *({stream.metric.name: s, **s.further} for s in (before, after)))
     if settings["evaluation"]["baselines"] and settings["tasks_per_round"] == 1:
         found = stream.baselines(parts.module.problem, parts.module.algorithm, len(rounds))

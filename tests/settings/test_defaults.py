@@ -88,6 +88,9 @@ def test_a_run_has_its_usual_settings():
     found = complete({"algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "experiment": "x"})
     usual = {"seed": 0, "rounds": 100, "tasks_per_round": 1, "several_tasks": "auto", "output": "runs", "logger": "csv"}
     usual |= {"regret_window": 10, "on_nonfinite": "raise", "workers": 0, "threads": "auto"}
-    usual |= {"evaluation": {"every": 50, "tasks": 100, "baselines": True}, "checkpoint": {"every": 25}}
+    usual |= {
+        "evaluation": {"every": 50, "tasks": 100, "split": "test", "baselines": True},
+        "checkpoint": {"every": 25},
+    }
     usual |= {"wandb": {"project": None, "name": None, "group": None, "tags": []}}
     assert {key: found[key] for key in usual} == usual

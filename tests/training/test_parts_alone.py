@@ -7,10 +7,9 @@ import torch
 
 from obbo_lightning import ExactCheckpoints, StreamDataModule, Tasks
 from obbo_lightning.runs.checkpoints import CheckpointError, newest_checkpoint, verify_checkpoint
-from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.training import run as running
 from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, Rounds
-from obbo_lightning.training.recorder import Recorder
+from obbo_lightning.training.judging import centre_and_error
 from obbo_lightning.training.signals import Stopped
 
 
@@ -97,10 +96,9 @@ def test_the_newest_sound_checkpoint_is_offered_for_a_damaged_one(tmp_path):
         newest_checkpoint(tmp_path)
 
 
-def test_tasks_of_one_lane_have_a_mean_with_its_error_and_lanes_a_median(tmp_path):
-    recorder = Recorder(RunDirectory(tmp_path), [numbered(n) for n in range(3)], "loss", 1, 1)
-    assert recorder.centre_and_error([1.0, 2.0, 6.0]) == (3.0, pytest.approx((7 / 3) ** 0.5))
-    assert recorder.centre_and_error([1.0, 2.0, 6.0, 1.0, 9.0, 3.0]) == (2.5, None)
+def test_tasks_of_one_lane_have_a_mean_with_its_error_and_lanes_a_median():
+    assert centre_and_error([1.0, 2.0, 6.0], 3) == (3.0, pytest.approx((7 / 3) ** 0.5))
+    assert centre_and_error([1.0, 2.0, 6.0, 1.0, 9.0, 3.0], 3) == (2.5, None)
 
 
 @pytest.mark.parametrize(
