@@ -25,8 +25,8 @@ def as_if_played(path):
         as_if_saved(file, decisive(config))
 
 
-def as_if_saved(file, settings):
+def as_if_saved(file, settings, **more):
     """A checkpoint of a run with these settings."""
     content = torch.load(file, weights_only=True)
-    content["manifest"]["settings"] = settings
+    content["manifest"] |= {"settings": settings, **more}
     ExactCheckpoints().save_checkpoint(content, file)

@@ -1,12 +1,24 @@
 """A stream whose runs have every file that a run can have, and whose rounds cost next to nothing."""
 
+import contextlib
+import csv
+import io
+import traceback
+import warnings
+
+import numpy as np
 import polars as pl
 import torch
+import yaml
 
-from obbo_lightning import Blocks, Positive, Problem, Stream, Tasks
+from obbo_lightning import Blocks, Positive, Problem, Stream, Tasks, cli
+from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.streams.stream import Metric
 
 F64 = torch.float64
+TINY = ["--rounds", "6", "--evaluation.tasks", "1", "--evaluation.every", "3", "--checkpoint.every", "2"]
+TINY += ["--algorithm.inner.steps", "1", "--algorithm.hypergradient.steps", "1", "--algorithm.inner.start", "previous"]
+TINY += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 
 
 class Shrunk(Problem):
@@ -61,3 +73,30 @@ class Everything(Stream):
 
     def origins(self):
         return {"drift": str(self.drift), "seed": str(self.seed)}
+
+
+def told(*arguments):
+    """Exit code, and what was said on both streams; an exception is said too, with its place."""
+    error, out = io.StringIO(), io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stderr(error), contextlib.redirect_stdout(out):
+        warnings.simplefilter("ignore")
+        try:
+            code = cli.main([str(word) for word in arguments])
+        except Exception:
+            return 1, traceback.format_exc(), ""
+    return code, error.getvalue(), out.getvalue()
+
+
+def results_of_run(run):
+    """Of a run that is finished: nothing of times; ``free`` is what depends on when it was evaluated, and how long."""
+    rows = list(csv.DictReader(run.metrics.read_text().splitlines()))
+    played = [{name: value for name, value in row.items() if not name.startswith("test_")} for row in rows[:6]]
+    tables = [run.outer, run.tasks]
+    found = {file.name: file.read_text().splitlines()[:7] for file in tables if file.exists()} | {"played": played}
+    closing = [file.read_bytes() for file in (run.metrics, run.baselines, run.events) if file.exists()]
+    with contextlib.suppress(OSError), np.load(run.lanes) as lanes:
+        closing.append({name: lanes[name].tolist() for name in lanes.files})
+    summary = yaml.safe_load(run.summary.read_text())
+    summary.pop("seconds")
+    newest = torch.load(list_checkpoints(run.checkpoints)[-1], weights_only=True)
+    return {**found, "free": [*closing, summary, newest["state_dict"]["outer"].tolist()]}

@@ -66,7 +66,7 @@ class RunDirectory:
         if not run.config.is_file():
             raise ValueError(f"{path} is no run directory: it has no {run.config.name}")
         folders = (run.path, run.checkpoints, run.figures)
-        inside = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
+        inside = run.checkpoints.glob("round-*")
         for place in (place for place in (*vars(run).values(), *inside) if place.exists()):
             if place.is_dir() != (place in folders):
                 raise ValueError(f"{place} must be a {'folder' if place in folders else 'file'}, and is not")

@@ -161,9 +161,8 @@ class StreamDataModule(L.LightningDataModule):
         super().__init__()
         self.stream = stream if isinstance(stream, Stream) else None
         self.train = stream.train if isinstance(stream, Stream) else stream
-        ours = (stream.validation, stream.test) if isinstance(stream, Stream) else ((), ())
-        self.validation = ours[0] if validation is None else validation
-        self.test = ours[1] if test is None else test
+        self.validation = getattr(self.stream, "validation", ()) if validation is None else validation
+        self.test = getattr(self.stream, "test", ()) if test is None else test
         self.tasks_per_round = at_least("tasks_per_round", tasks_per_round, 1)
         self.rounds = rounds if rounds is None else at_least("rounds", rounds, 1)
         self.judged = judged

@@ -1,30 +1,18 @@
 """Any damage to the files of a run: every command refuses it in one line, or has the results of the undisturbed run."""
 
-import contextlib
-import csv
-import io
 import random
 import shutil
-import traceback
-import warnings
 from typing import NamedTuple
 
-import everything  # noqa: F401  what is loaded may be named by a run
-import numpy as np
 import pytest
-import torch
 import yaml
+from everything import TINY, results_of_run, told
 
-from obbo_lightning import cli
 from obbo_lightning.experiments import report
-from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.manifest import decisive, read_manifest
 from obbo_lightning.training import run as runs
 
-TINY = ["--rounds", "6", "--evaluation.tasks", "1", "--evaluation.every", "3", "--checkpoint.every", "2"]
-TINY += ["--algorithm.inner.steps", "1", "--algorithm.hypergradient.steps", "1", "--algorithm.inner.start", "previous"]
-TINY += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 # One with every file that a run can have, whose report is one of events; one whose report is of rounds.
 STREAMS = {"everything": ["--data", "everything.Everything"], "quadratic": ["--config", "quadratic"]}
 COMMANDS = ("go on", "further", "validate", "test", "report", "export")
@@ -68,18 +56,6 @@ def play(folder, flags):
     for file in run.checkpoints.glob("round-00000006.*"):
         file.unlink()
     return Played(found[0], folder / "killed", found[1], folder / "copy")
-
-
-def told(*arguments):
-    """Exit code, and what was said on both streams; an exception is said too, with its place."""
-    error, out = io.StringIO(), io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stderr(error), contextlib.redirect_stdout(out):
-        warnings.simplefilter("ignore")
-        try:
-            code = cli.main([str(word) for word in arguments])
-        except Exception:
-            return 1, traceback.format_exc(), ""
-    return code, error.getvalue(), out.getvalue()
 
 
 def lines_of(file, change):
@@ -210,20 +186,6 @@ def run_command(command, folder):
     return code, said, results
 
 
-def results_of_run(run):
-    rows = list(csv.DictReader(run.metrics.read_text().splitlines()))
-    played = [{name: value for name, value in row.items() if not name.startswith("test_")} for row in rows[:6]]
-    tables = [run.outer, run.tasks]
-    found = {file.name: file.read_text().splitlines()[:7] for file in tables if file.exists()} | {"played": played}
-    closing = [file.read_bytes() for file in (run.metrics, run.baselines, run.events) if file.exists()]
-    with contextlib.suppress(OSError), np.load(run.lanes) as lanes:
-        closing.append({name: lanes[name].tolist() for name in lanes.files})
-    summary = yaml.safe_load(run.summary.read_text())
-    summary.pop("seconds")
-    newest = torch.load(list_checkpoints(run.checkpoints)[-1], weights_only=True)
-    return {**found, "free": [*closing, summary, newest["state_dict"]["outer"].tolist()]}
-
-
 @pytest.fixture(scope="module")
 def undisturbed(played):
     """The results of every command, by stream and command."""
@@ -236,6 +198,10 @@ def undisturbed(played):
         whole = results_of_run(RunDirectory(source.finished))
         assert found[name, "go on"] == whole  # killed or not
     return found
+
+
+def test_the_data_of_a_report_are_no_formulas(undisturbed):
+    assert b"\nobbo,'=A," in undisturbed["everything", "report"]["events.csv"]
 
 
 def test_every_table_and_every_closing_file_has_its_hash_and_no_formula(played):

@@ -17,6 +17,7 @@ from obbo_lightning.experiments.tables import Table, as_csv, as_latex, as_markdo
 from obbo_lightning.foreign_text import cell, cells, uncelled, uncelled_table, visible
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.figures import draw_figures
+from obbo_lightning.serving import forecast_files
 from obbo_lightning.training.progress import RoundProgress
 from obbo_lightning.training.run import warn_in_lines
 
@@ -70,6 +71,14 @@ def test_no_word_steers_a_terminal_or_runs_backwards(monkeypatch, capsys):
     bar._progress = SimpleNamespace(update=lambda bar, shown: said.append(shown))
     bar.on_wait("\x1b[2J")
     assert said == [r"waiting for \x1b[2J"]
+
+
+def test_a_forecast_has_no_formulas(tmp_path, monkeypatch):
+    monkeypatch.setattr(forecast_files, "draw_forecast", lambda *given: None)
+    monkeypatch.setattr(forecast_files, "save_drawing", lambda *given: [])
+    table = pl.DataFrame({"ticker": ["=A"]})
+    forecast_files.write_forecast(SimpleNamespace(curves=table, events=table), tmp_path / "x.csv")
+    assert [(tmp_path / name).read_text() for name in ("x.csv", "x_events.csv")] == ["ticker\n'=A\n"] * 2
 
 
 def test_latex_prints_what_it_would_obey():

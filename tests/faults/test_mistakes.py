@@ -115,6 +115,8 @@ def test_a_window_of_tasks_is_as_large_as_its_tasks(monkeypatch):
     require_sizes({**usual, "algorithm": {"name": "obbo", "window": 1000}}, torch.zeros(1, 3), task)
     with pytest.raises(ValueError, match=r"algorithm\.window must fit into the memory of this machine \(0.01 GB\)"):
         require_sizes({**usual, "algorithm": {"name": "oagd", "window": 1000}}, torch.zeros(1, 3), task)
+    with pytest.raises(ValueError, match="workers must be at most 1000, got 1001"):
+        require_sizes({**usual, "workers": 1001, "algorithm": {"name": "obbo"}}, torch.zeros(1, 3), task)
 
 
 def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):

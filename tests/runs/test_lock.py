@@ -9,7 +9,7 @@ import pytest
 
 from obbo_lightning import cli
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.lock import OwnedError
+from obbo_lightning.runs.lock import OwnedError, is_owned
 from obbo_lightning.runs.state import RunState, read_state
 
 
@@ -58,6 +58,14 @@ def test_those_who_look_do_not_keep_anybody_from_playing(run):
     os.waitpid(child, 0)
     assert read_state(run.state) == ("playing", True)
     owner.close()
+
+
+def test_those_who_look_do_not_see_each_other(run):
+    run.state.write_text("{}")
+    first, second = (os.open(run.state, os.O_RDONLY) for _ in range(2))
+    assert [is_owned(first), is_owned(second)] == [False, False]
+    os.close(first)
+    os.close(second)
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(run):

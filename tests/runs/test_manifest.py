@@ -228,6 +228,21 @@ def test_both_settings_are_true_until_config_yaml_has_the_new_ones(run):
     assert (read_manifest(run).rounds, read_manifest(run).tables) == (6, {})
 
 
+@pytest.mark.parametrize("name", ["summary.json", "checkpoints/round-00000006.sha256"])
+def test_a_folder_in_the_place_of_a_file_is_refused(name, run, capsys):
+    (run.path / name).unlink()
+    (run.path / name).mkdir()
+    for command in ("resume", "test"):
+        assert f"{run.path / name} must be a file, and is not" in refused(capsys, command, run.path)
+
+
+def test_another_number_of_threads_is_said_when_a_run_goes_on(run):
+    file = list_checkpoints(run.checkpoints)[-1]
+    as_if_saved(file, read_manifest(run).settings, threads=7)
+    with pytest.warns(UserWarning, match=r"the run was played with 7 threads \(now 1\): its last digits may differ"):
+        assert cli.main(["resume", str(run.path), "--rounds", "9"]) == 0
+
+
 def test_a_checkpoint_that_is_asked_for_has_its_checksum(run, capsys):
     older = list_checkpoints(run.checkpoints)[0]
     older.with_suffix(".sha256").unlink()

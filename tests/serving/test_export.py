@@ -1,6 +1,7 @@
 """Exports: what is in them, that they need nothing else, and what is refused."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from served import FAST, played
 
 from obbo_lightning import CNN4, __version__, cli, load
 from obbo_lightning.runs.checkpoints import digest, newest_checkpoint
+from obbo_lightning.serving.export import export
 from obbo_lightning.serving.parcel import read_parcel
 
 
@@ -90,6 +92,15 @@ def checkpoint_of(path, **changes):
     content = {"global_step": 7, "recipe": recipe, "state_dict": {"outer": torch.tensor([[0.1], [0.2]])}, **changes}
     torch.save(content, path)
     return path
+
+
+def test_an_export_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
+    file, seen, replace = checkpoint_of(tmp_path / "x.ckpt"), [], os.replace
+    monkeypatch.setattr("obbo_lightning.serving.export.sync", lambda path: seen.append(path.name))
+    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append("renamed"), replace(a, b)))
+    export(file, tmp_path / "out")
+    assert {"export.json", "weights.safetensors"} < set(seen[: seen.index("renamed")])
+    assert seen[-1] == tmp_path.name
 
 
 def test_lanes_and_coordinates_keep_their_names(tmp_path):

@@ -1,6 +1,7 @@
 """FC100 on small files of the real formats; the real data where they are."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -180,6 +181,16 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypa
     with pytest.warns(UserWarning, match="cifar100.npz cannot be written \\(No space left on device\\)"):
         assert len(fc100.load_cifar100(tmp_path).images) == 1200
     assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-python"]
+
+
+def test_a_link_where_the_cache_is_written_aside_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    for name in (f"cifar100.{os.getpid()}.part.npz", "cifar100.part", "cifar100.npz.part"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    fc100._write_npz(tmp_path / "cifar100.npz", small_data())
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert len(np.load(tmp_path / "cifar100.npz")["images"]) == 1200
+    assert (tmp_path / "cifar100.npz").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -1,6 +1,7 @@
 """Data that have grown since a run began, and data whose past has changed."""
 
 import json
+import shutil
 
 import numpy as np
 import polars as pl
@@ -98,3 +99,10 @@ def test_a_class_whose_examples_changed_is_named(capsys):
     capsys.readouterr()
     assert cli.main(["resume", str(path), "--rounds", "6", "--data.path", "two.npz"]) == 2
     assert "'bee' has changed" in capsys.readouterr().err
+    shutil.copy("two.npz", "one.npz")
+    (path / "sources.json").write_text("{")
+    assert cli.main(["resume", str(path), "--rounds", "6"]) == 2
+    assert "sources.json is damaged: delete it" in capsys.readouterr().err
+    (path / "sources.json").unlink()  # the tasks know it all the same
+    assert cli.main(["resume", str(path), "--rounds", "6"]) == 2
+    assert "data must begin with what" in capsys.readouterr().err

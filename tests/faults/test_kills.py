@@ -1,0 +1,149 @@
+"""A run that dies, or whose disk refuses, at any of its file operations: it goes on to the results that it had."""
+
+import builtins
+import errno
+import io
+import os
+from pathlib import Path
+
+import pytest
+from everything import TINY, results_of_run, told
+
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.table import RoundTable
+from obbo_lightning.training import run as runs
+
+RUN = ["--data", "everything.Everything", *TINY, "--rounds", "4"]
+
+
+class Killed(BaseException):
+    """What a process does not survive."""
+
+
+class Disk:
+    """Counts operations on the files in a folder; at the n-th the process dies, and nothing it does is done any more.
+
+    Args:
+        folder: whose files count.
+        last: n.
+        full: the disk refuses this one operation instead.
+    """
+
+    def __init__(self, folder, last=10**9, full=False):
+        self.folder, self.last, self.full, self.done = str(folder), last, full, []
+
+    def __enter__(self):
+        self.patch = pytest.MonkeyPatch()
+        places = [(os, name) for name in ("open", "replace", "unlink", "mkdir", "fsync", "pwrite", "ftruncate")]
+        for owner, name in (*places, (builtins, "open"), (io, "open")):
+            self.patch.setattr(owner, name, self.watched(getattr(owner, name), name))
+        self.patch.setattr(RoundTable, "_write", self.torn(RoundTable._write))
+        return self
+
+    def __exit__(self, *error):
+        self.patch.undo()
+
+    def watched(self, function, name):
+        def call(first, *given, **named):
+            if isinstance(first, (str, os.PathLike)) and not os.fspath(first).startswith(self.folder):
+                return function(first, *given, **named)
+            mode = given[0] if given else named.get("mode", "r")
+            if name != "open" or not (isinstance(mode, str) and mode.startswith("r")):
+                self.operate(f"{name} {first}")
+            return function(first, *given, **named)
+
+        return call
+
+    def torn(self, write):
+        def call(table, row):
+            try:
+                self.operate(f"row of {table.path.name}")
+            except BaseException:
+                table._file.write("9,0.12")  # half of it
+                table._file.flush()
+                raise
+            write(table, row)
+
+        return call
+
+    def operate(self, what):
+        self.done.append(what)
+        if self.full and len(self.done) == self.last:
+            raise OSError(errno.ENOSPC, "No space left on device", what)
+        if not self.full and len(self.done) >= self.last:
+            raise Killed
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The results of a run that nothing happens to, and its operations."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runs, "draw_figures", lambda *arguments: [])
+        with Disk(folder) as disk:
+            code, said, _ = told("fit", *RUN, "--output", folder)
+        assert code == 0, said
+        (run,) = folder.glob("*/*")
+        assert len(disk.done) > 60
+        yield results_of_run(RunDirectory(run)), len(disk.done)
+
+
+def outcome(folder, undisturbed, last, full):
+    """None where all is well, otherwise what went wrong."""
+    with Disk(folder, last, full) as disk:
+        try:
+            code, said, _ = told("fit", *RUN, "--output", folder)
+        except Killed:
+            code, said = -9, ""
+    what = f"{'full' if full else 'killed'} at {last}, {disk.done[-1]}: "
+    if full and not (code in (0, 1, 2) and (code == 0 or said.count("\n") == 1)):
+        return f"{what} exit code {code}: {said}"
+    for run in map(RunDirectory, folder.glob("*/*")):
+        if not run.config.exists():  # it has not begun
+            continue
+        if not run.finished:
+            code, said, _ = told("resume", run.path)
+            if code != 0:
+                return f"{what} resume ends with {code}: {said}"
+        if results_of_run(run) != undisturbed:
+            return f"{what} other results"
+        if list(run.path.rglob(".*.part")):
+            return f"{what} something is left"
+    return None
+
+
+def outcomes(folder, undisturbed, chosen, full):
+    results, _ = undisturbed
+    found = []
+    for last in chosen:
+        (folder / str(last)).mkdir()
+        found.append(outcome(folder / str(last), results, last, full))
+    return [one for one in found if one]
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["killed", "full"])
+def test_at_some_file_operations_nothing_is_lost(full, tmp_path, undisturbed):
+    count = undisturbed[1]
+    assert not outcomes(tmp_path, undisturbed, range(7 + full, count, count // 5), full)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("full", [False, True], ids=["killed", "full"])
+def test_at_every_file_operation_nothing_is_lost(full, tmp_path, undisturbed):
+    assert not outcomes(tmp_path, undisturbed, range(1, undisturbed[1] + 1), full)
+
+
+@pytest.mark.nightly
+def test_two_kills_in_one_run(tmp_path, undisturbed):
+    results, count = undisturbed
+    for first in range(count // 4, count, count // 7):
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        with Disk(folder, first), pytest.raises(Killed):
+            told("fit", *RUN, "--output", folder)
+        (path,) = folder.glob("*/*")
+        with Disk(Path(path), 20), pytest.raises(Killed):
+            told("resume", path)
+        code, said, _ = told("resume", path)
+        assert code == 0, said
+        assert results_of_run(RunDirectory(path)) == results
