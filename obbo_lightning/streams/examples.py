@@ -14,6 +14,7 @@ from torch import Tensor
 from obbo_lightning.networks.mlp import MLP
 from obbo_lightning.streams.classes import Division, StoredClasses
 from obbo_lightning.streams.few_shot import Drawing, FewShotStream
+from obbo_lightning.streams.parquet import read_parquet
 
 TABLES = {".csv": "CSV", ".parquet": "parquet"}
 
@@ -174,7 +175,7 @@ def _open_table(path: Path, label: str) -> pl.DataFrame:
     kind = TABLES[path.suffix.lower()]
     try:
         if kind == "parquet":
-            return pl.read_parquet(path)
+            return read_parquet(path)
         words = {label: pl.String} if label in pl.read_csv(path, n_rows=0).columns else None
         # A label 010 is a word; and a column may begin with whole numbers.
         return pl.read_csv(path, schema_overrides=words, infer_schema_length=None)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.foreign_text import uncelled_table
 from obbo_lightning.streams.columns import Columns, find_columns, named_columns, require_columns
+from obbo_lightning.streams.parquet import read_parquet
 
 PRICE_COLUMNS = ("ticker", "timestamp", "close")
 EVENT_COLUMNS = ("ticker", "timestamp")
@@ -112,7 +113,7 @@ def _read_any(path: Path) -> pl.DataFrame:
     kind = "CSV" if path.suffix.lower() in (".csv", ".txt") else "parquet"
     try:
         # Words first: a ticker 000660 is no number, and a price column may begin with whole numbers.
-        return uncelled_table(pl.read_csv(path, infer_schema=False)) if kind == "CSV" else pl.read_parquet(path)
+        return uncelled_table(pl.read_csv(path, infer_schema=False)) if kind == "CSV" else read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from None
 

@@ -9,6 +9,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from obbo_lightning.streams.parquet import read_parquet as read_parquet_file
+
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -43,7 +45,7 @@ def read_json(content: bytes) -> Arrays:
 def read_parquet(content: bytes) -> Arrays:
     """A column an array; a table of one row has its arrays as lists in it."""
     try:
-        table = pl.read_parquet(io.BytesIO(content))
+        table = read_parquet_file(io.BytesIO(content))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise UnreadableError(f"cannot be read as parquet: {str(error).splitlines()[0]}") from None
     columns = {column.name: column.to_list() for column in table}

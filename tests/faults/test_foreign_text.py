@@ -90,7 +90,7 @@ def test_latex_prints_what_it_would_obey():
 def test_the_figure_of_a_run_shows_dollars(tmp_path):
     header = "round,loss,test_loss,test_loss_se,regret/euclidean,regret/exact\n"
     (tmp_path / "metrics.csv").write_text(header + "1,1,1,,1,1\n2,1,1,,1,1\n")
-    title = r"$\frac{mine$ of $\sqrt"  # matplotlib would refuse to typeset it
+    title = r"$\frac{mine$ of mine"  # matplotlib would refuse to typeset it
     assert draw_figures(tmp_path / "metrics.csv", tmp_path / "figures", "loss", 1.0, title, tmp_path / "baselines.csv")
 
 

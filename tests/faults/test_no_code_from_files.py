@@ -1,6 +1,7 @@
 """Files that somebody else wrote: nothing in them is ever run unless it is asked for."""
 
 import hashlib
+import io
 import os
 import pickle
 import shutil
@@ -106,7 +107,9 @@ def test_no_function_runs_what_a_checkpoint_holds(poisoned, tmp_path, monkeypatc
 
 def test_a_checkpoint_that_is_no_checkpoint_is_one_line(poisoned, capsys):
     file = sorted((poisoned / "checkpoints").glob("*.ckpt"))[-1]
-    for content in (b"", b"PK\x03\x04 not a zip", pickle.dumps([1, 2]), os.urandom(200)):
+    listed = io.BytesIO()
+    torch.save([1, 2], listed)
+    for content in (listed.getvalue(), b"", b"PK\x03\x04 not a zip", pickle.dumps([1, 2]), os.urandom(200)):
         file.write_bytes(content)
         file.with_suffix(".sha256").write_text(hashlib.sha256(content).hexdigest() + "\n")
         assert cli.main(["resume", str(poisoned)]) == 2

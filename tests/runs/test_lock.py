@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from obbo_lightning import cli
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.lock import OwnedError, is_owned
 from obbo_lightning.runs.state import RunState, read_state
+from obbo_lightning.training.run import fit
 
 
 @pytest.fixture
@@ -37,6 +39,15 @@ def test_a_second_owner_is_refused_with_the_process_and_host_of_the_first(run, c
     assert cli.main(["resume", str(run.path)]) == 2  # nobody plays it; its settings are not those of a run
     assert "is being played" not in capsys.readouterr().err
     assert run.state.read_bytes() == before
+
+
+def test_a_run_that_begins_where_another_is_played_is_refused(run, monkeypatch):
+    monkeypatch.setattr("obbo_lightning.runs.lock.PATIENCE", 0.05)
+    owner = RunState()
+    owner.open(run.state)
+    with pytest.raises(OwnedError):
+        fit({}, run, parts=SimpleNamespace())
+    owner.close()
 
 
 def test_those_who_look_do_not_keep_anybody_from_playing(run):

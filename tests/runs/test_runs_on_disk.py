@@ -198,6 +198,14 @@ def test_a_link_in_the_way_of_a_temporary_file_is_not_followed(tmp_path, monkeyp
     assert (tmp_path / "precious").read_text() == "mine"
 
 
+def test_a_checkpoint_has_its_checksum_before_it_has_its_name(tmp_path, monkeypatch):
+    named, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (named.append(Path(b).name), replace(a, b)))
+    ExactCheckpoints().save_checkpoint({"round": 1}, tmp_path / "x.ckpt")
+    assert named == ["x.sha256", "x.ckpt"]
+    assert read_checkpoint(tmp_path / "x.ckpt") == {"round": 1}
+
+
 def test_a_checkpoint_is_read_if_it_is_what_was_written(tmp_path):
     saving, files = ExactCheckpoints(), [tmp_path / f"round-{t:08d}.ckpt" for t in (9, 10)]
     for file in files:
