@@ -31,11 +31,11 @@ ASKED = {
     "tune": {
         "search": {"algorithm.lr": {"low": 1e-4, "high": 1.0}, "algorithm.window": [1, 2]},
         "rounds": 4,
-        "budget": {"rounds": 12},
+        "budget": {"rounds": 8},
         "tasks": 4,
         "prune": "median",
         "rungs": [2],
-        "at_once": 2,
+        "at_once": 1,
     },
 }
 # Whoever looks at a test task is told so.
@@ -86,6 +86,13 @@ def write(path, **changes):
     return path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_figures_of_single_runs():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("obbo_lightning.training.run.draw_figures", lambda *arguments: [])
+        yield
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """The whole of `tune`, undisturbed."""
@@ -111,7 +118,7 @@ def test_a_comparison_is_played_with_what_was_found(played):
     trials = pl.read_csv(played / "tune" / "trials.csv")
     for method in ("obbo", "adam"):
         mine = trials.filter(pl.col("method") == method)
-        assert 8 < mine["rounds"].sum() <= 12
+        assert 4 < mine["rounds"].sum() <= 8
         assert mine.filter("chosen")["result"].item() == mine.filter(pl.col("state") == "whole")["result"].min()
     assert (played / "tune" / "sensitivity.png").is_file()
 
@@ -148,7 +155,7 @@ def test_a_search_killed_twice_without_test_tasks_chooses_the_same(played, tmp_p
         return []
 
     monkeypatch.setattr(Recorder, "on_train_batch_end", dies)
-    for left[0] in (4, 7):
+    for left[0] in (3, 5):
         with pytest.raises(Killed):
             tune(grid, request, folder, play)
     left[0] = 0
