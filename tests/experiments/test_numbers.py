@@ -87,7 +87,7 @@ def lanes(root, label, seed, errors, regrets):
     pl.DataFrame(
         {
             "ticker": [f"T{i}" for i in range(count)],
-            "timestamp": ["2021-01-04 10:00:00"] * count,
+            "timestamp": [f"2021-01-{4 + i:02d} 10:00:00" for i in range(count)],  # a day each
             "naive_mse": np.arange(1.0, count + 1),
             "weight": np.ones(count),
             "regret": regrets[-1],
