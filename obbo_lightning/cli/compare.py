@@ -20,15 +20,7 @@ from obbo_lightning.training.run import warn_in_lines
 
 def run(arguments: list[str]) -> int:
     """A grid of runs, or its plan."""
-    flags = Flags("compare")
-    flags.add_argument("--config", required=True)
-    flags.add_argument("--launcher", default="local")
-    flags.add_argument("--jobs", type=int)
-    flags.add_argument("--slurm", type=Path)
-    flags.add_argument("--output", type=Path, default=Path("runs/compare"))
-    flags.add_argument("--dry_run", action="store_true")
-    flags.add_argument("--measure", action="store_true")
-    asked, rest = flags.parse_known_args(arguments)
+    asked, rest = Flags("compare").parse_known_args(arguments)
     _require_launcher(asked)
     console, jobs = PlainConsole(), asked.jobs or 1
     request = read_request(asked.slurm) if asked.slurm else {}
