@@ -7,6 +7,8 @@ from obbo_lightning.cli.flags import Flags
 from obbo_lightning.experiments.grid import KEYS
 from obbo_lightning.settings.json_schema import flat_settings, nested_settings
 
+SCALAR = {"type": ["string", "number", "boolean", "null"]}
+
 
 def run(arguments: list[str]) -> int:
     """Print it."""
@@ -53,5 +55,6 @@ def comparison_schema() -> dict[str, Any]:
 def _tried(schema: dict[str, Any]) -> dict[str, Any]:
     """Values of a key: a list, one alone, or settings by name."""
     named = {"type": "object", "minProperties": 1, "additionalProperties": {"type": "object"}}
-    several = {"type": "array", "minItems": 1, "items": schema}
-    return {"description": schema.get("description", ""), "anyOf": [several, named, {**schema, "type": "string"}]}
+    one = {key: value for key, value in schema.items() if key != "description"}
+    several = {"type": "array", "minItems": 1, "items": one}
+    return {"description": schema.get("description", ""), "anyOf": [several, named, {"allOf": [one, SCALAR]}]}
