@@ -39,7 +39,7 @@ def comparison_schema() -> dict[str, Any]:
             "type": "object",
             "minProperties": 1,
             "properties": {key: _tried(schema) for key, schema in flat.items()},
-            "additionalProperties": {"anyOf": [{"type": "object", "minProperties": 1}, {}]},
+            "additionalProperties": _tried({}),
         },
     }
     return {
