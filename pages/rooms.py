@@ -1,6 +1,6 @@
 """The drawing of the rooms, from the imports in the code: python -m pages.rooms writes docs/assets/rooms.svg.
 
-An arrow leads from a room to one that it imports. Where a way over other rooms leads there as well, the arrow is left out.
+An arrow leads from a room to one that it imports; where a way over other rooms leads there as well, it is left out.
 """
 
 import ast
@@ -13,7 +13,8 @@ WIDTH, BOX, ROW = 720, (104, 34), 74
 STYLE = """
     .paper { fill: #fbfbfa; stroke: #d8d8d4 } .box { fill: #fff; stroke: #0072B2; stroke-width: 1.5 }
     text { fill: #262626; font: 14px system-ui, sans-serif; text-anchor: middle }
-    path { fill: none; stroke: #9a9a95; stroke-width: 1.4; marker-end: url(#head) } .head { fill: #9a9a95; stroke: none }
+    path { fill: none; stroke: #9a9a95; stroke-width: 1.4; marker-end: url(#head) }
+    .head { fill: #9a9a95; stroke: none }
     @media (prefers-color-scheme: dark) {
       .paper { fill: #22242b; stroke: #3a3d47 } .box { fill: #2b2e37; stroke: #6db8ea } text { fill: #ececec }
       path { stroke: #8a8e9c } .head { fill: #8a8e9c }
