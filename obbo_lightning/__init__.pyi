@@ -78,6 +78,7 @@ from .networks.mlp import MLP as MLP
 from .networks.resnet12 import ResNet12 as ResNet12
 from .networks.weights import Weights as Weights
 from .parts import names_of as names_of, part as part, register as register
+from .plots import plot_comparison as plot_comparison, plot_run as plot_run, plot_weights as plot_weights
 from .problems.few_shot import FewShot as FewShot
 from .problems.forgetting import Forgetting as Forgetting
 from .problems.module import ModuleProblem as ModuleProblem

@@ -1,4 +1,4 @@
-"""The figure of the README: python -m pages.benefit RUN_DIR, with a finished run of `fit --config sources`."""
+"""The figure of the README: python -m pages.benefit RUN_DIR, with a finished run of `fit --config sources --seed 1`."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ def draw(run: Path) -> None:
         axes.plot(rounds[9:], smooth, style, color=colour, linewidth=2, label=f"{words}: {values.mean():.2f}")
     for start in range(0, len(rounds), period):
         word = "six of ten sources\nare wrong" if not start else "six others"
-        axes.text(start + period / 2, 0.52, word, ha="center", color=INK, fontsize=9)
+        axes.text(start + period / 2, 0.07, word, ha="center", color=INK, fontsize=9)
     axes.set(xlabel="round", ylabel="accuracy, mean of 10 rounds", ylim=(0, 1.04), xlim=(0, len(rounds)))
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9.5, handlelength=1.4, columnspacing=1.2)

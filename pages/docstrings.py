@@ -18,9 +18,5 @@ class Examples(griffe.Extension):
 
 
 def fenced(docstring: str) -> str:
-    """A docstring whose examples stand in fences.
-
-    >>> print(fenced("Doubles.").upper())
-    DOUBLES.
-    """
+    """A docstring whose examples stand in fences."""
     return EXAMPLE.sub(lambda match: f"```pycon\n{match[0]}\n```", docstring)

@@ -1,7 +1,7 @@
 """A hook of mkdocs: files of the repository that a page links to become pages of the site.
 
 The documents are read in the repository, where ``../examples/my_ridge.py`` is a file, and on the site, which has
-the folder ``docs`` only. So the file becomes a page with its text, and the link leads there; nothing is fetched from elsewhere.
+the folder ``docs`` only. So the file becomes a page with its text, and the link leads there.
 """
 
 import posixpath

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "obbo_lightning"
 # A room may import those that stand before it, and itself.
 ROOMS = (
     *("threads", "foreign_text", "parts", "core", "metrics", "networks", "problems", "algorithms", "streams", "checks"),
-    *("settings", "runs", "training", "experiments", "serving", "cli"),
+    *("settings", "runs", "training", "experiments", "plots", "serving", "cli"),
 )
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -11,34 +11,32 @@ from obbo_lightning.threads import bound_spinning
 USAGE = """usage: obbo COMMAND [flags]
 
   fit                 play an online stream; with no flags, the embedded default
-  resume RUN_DIR...   go on with runs, exactly where they were [--rounds N: further] [--data.KEY VALUE: data that have
-                      grown] [--checkpoint FILE] [--devices N]
-  watch RUN_DIR...    what runs are doing now, a line each [--every SECONDS]
-  validate RUN_DIR    adapt a run's outer variable to validation tasks and report [--tasks N] [--checkpoint FILE]
-  test RUN_DIR        adapt a run's outer variable to test tasks and report [--tasks N] [--checkpoint FILE]
-  export RUN_DIR OUT  what was learned as safetensors and JSON [--format onnx|torchscript] [--checkpoint FILE]
-  predict RUN_OR_EXPORT --support DIR --query DIR   adapt to new classes and predict [--output predictions.csv]
-                      [--steps N] [--lr X] [--transductive] [--checkpoint FILE]
-  predict RUN_DIR     of a market run: the next bars of its events [--bars N] [--output FILE.csv] [--checkpoint FILE]
-                      [--data.prices FILE] [--data.events FILE] [--data.columns timestamp=Date,close=Close]
-  compare             a grid of runs, resumable: --config default, or your file [--jobs N] [--dry_run [--measure]]
-                      [--launcher local|slurm] [--slurm FILE]
-  tune                the same with each method tuned before, on tasks that are not the test's: --config default, or
-                      your file with a section tune [the flags of compare]
-  dashboard           the W&B workspace and report of a project [--project P] [--entity E] [--group G] [--dry_run]
-  report DIR [DIR...] one page, tables and figures of finished runs [--output DIR] [--title TEXT] [--reference LABEL]
+  resume RUN_DIR...   go on with runs, exactly where they were; --rounds N: further
+  watch RUN_DIR...    what runs are doing now, a line each
+  validate RUN_DIR    judge what was learned on validation tasks
+  test RUN_DIR        judge what was learned on test tasks
+  export RUN_DIR OUT  what was learned, as files that other programs read
+  predict RUN_OR_EXPORT --support DIR --query DIR   adapt to new classes and predict; of a market run, forecast
+  compare --config FILE   a grid of runs, resumable
+  tune --config FILE  the same with each method tuned before, on tasks that are not the test's
+  report DIR...       one page, tables and figures of finished runs
+  dashboard           the W&B workspace and report of a project
+  schema compare      the JSON schema of comparison files, for editors
 
-  --trust             of resume, validate, test, export, predict and report: run code that the run's files name and no
-                      installed package has (file.py:Class)
-  --debug             of any command: where an error came from
+  obbo COMMAND --help   its flags, with an example
+  obbo fit --help       every flag of the chosen algorithm, data and trainer
+  --trust               of what reads a run: run code that its files name and no installed package has (file.py:Class)
+  --debug               of any command: where an error came from
 
-  obbo fit --help     every flag of the chosen algorithm, data and trainer
   obbo fit --config quadratic --algorithm sobow --algorithm.window 25 --seed 3
 """
 # Each is a module of this package with a function `run`, which takes the arguments and returns the exit code.
 # What is read by these names classes by itself; the other commands are told.
 READING = ("resume", "validate", "test", "export", "predict", "report")
-COMMANDS = ("fit", "resume", "watch", "validate", "test", "export", "predict", "compare", "tune", "report", "dashboard")
+COMMANDS = (
+    *("fit", "resume", "watch", "validate", "test", "export", "predict"),
+    *("compare", "tune", "report", "dashboard", "schema"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,8 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     bound_spinning()
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments else "--help"
-    if command in ("-h", "--help") or (command in COMMANDS and command != "fit" and {"-h", "--help"} & set(arguments)):
+    if command in ("-h", "--help"):
         print(USAGE, end="")
+        return 0
+    if command in COMMANDS and command != "fit" and {"-h", "--help"} & set(arguments):
+        from obbo_lightning.cli.flags import help_of
+
+        print(help_of(command, command in READING), end="")
         return 0
     if command == "--version":
         from obbo_lightning import __version__

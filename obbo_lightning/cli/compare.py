@@ -26,15 +26,7 @@ def run(arguments: list[str]) -> int:
 
 def play_comparison(command: str, arguments: list[str]) -> int:
     """`compare`, and `tune`, which is the same of a file with a ``tune`` section."""
-    flags = Flags(command)
-    flags.add_argument("--config", required=True)
-    flags.add_argument("--launcher", default="local")
-    flags.add_argument("--jobs", type=int)
-    flags.add_argument("--slurm", type=Path)
-    flags.add_argument("--output", type=Path, default=Path("runs/compare"))
-    flags.add_argument("--dry_run", action="store_true")
-    flags.add_argument("--measure", action="store_true")
-    asked, rest = flags.parse_known_args(arguments)
+    asked, rest = Flags(command).parse_known_args(arguments)
     _require_launcher(asked)
     console, jobs = PlainConsole(), asked.jobs or 1
     request = read_request(asked.slurm) if asked.slurm else {}

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.experiments import dashboard
@@ -11,13 +10,7 @@ from obbo_lightning.training.loggers import has_login
 
 def run(arguments: list[str]) -> int:
     """The W&B workspace and report of a project, or what would be sent."""
-    flags = Flags("dashboard")
-    flags.add_argument("--project", default="obbo_lightning")
-    flags.add_argument("--entity")
-    flags.add_argument("--group", help="a grid's name: the report is of its runs alone")
-    flags.add_argument("--dry_run", action="store_true")
-    flags.add_argument("--output", type=Path, default=Path("dashboard.json"))
-    asked = flags.parse_args(arguments)
+    asked = Flags("dashboard").parse_args(arguments)
     if asked.dry_run:
         found = dashboard.specification(asked.entity or "ENTITY", asked.project, asked.group)
         try:

@@ -1,7 +1,5 @@
 """`export`: what a run has learned, as files that other programs read."""
 
-from pathlib import Path
-
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.serving.export import export
@@ -10,12 +8,7 @@ from obbo_lightning.serving.parcel import title_of
 
 def run(arguments: list[str]) -> int:
     """A folder with safetensors and JSON, and what else was asked for."""
-    flags = Flags("export")
-    flags.add_argument("run", type=Path, metavar="RUN_DIR")
-    flags.add_argument("out", type=Path, metavar="OUT")
-    flags.add_argument("--checkpoint", type=Path)
-    flags.add_argument("--format", default="safetensors", dest="kind")
-    asked = flags.parse_args(arguments)
+    asked = Flags("export").parse_args(arguments)
     parcel = export(asked.run, asked.out, asked.checkpoint, asked.kind)
     console = PlainConsole()
     console.print(f"{asked.out}: {title_of(parcel)}", soft_wrap=True, highlight=False)

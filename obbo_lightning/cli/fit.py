@@ -5,16 +5,14 @@ from pathlib import Path
 from obbo_lightning.parts import short_name
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import check, complete, make_parser
+from obbo_lightning.settings.schema import complete, help_parser
 
 
 def run(arguments: list[str]) -> int:
     """From the command line to a run directory."""
     settings, switches = read_layers(arguments)
     if switches & {"help", "h"}:
-        parser = make_parser(settings)
-        parser.set_defaults(check(settings).as_flat().__dict__)  # what this very command would use
-        parser.print_help()
+        help_parser(settings).print_help()
         return 0
     settings = complete(settings)
     if "print_config" in switches:

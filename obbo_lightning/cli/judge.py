@@ -1,7 +1,6 @@
 """What `validate` and `test` share: a run's λ, judged on tasks that nothing is learned from."""
 
 import json
-from pathlib import Path
 
 from rich.table import Table
 
@@ -18,11 +17,7 @@ from obbo_lightning.training.trainer import make_trainer
 
 def judge(command: str, arguments: list[str]) -> int:
     """Print a small table, and keep what validation tasks said; ``command`` is the Trainer's method."""
-    parser = Flags(command)
-    parser.add_argument("directory", metavar="RUN_DIR")
-    parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--tasks", type=int)
-    asked = parser.parse_args(arguments)
+    asked = Flags(command).parse_args(arguments)
     warn_in_lines()
     run = RunDirectory.existing(asked.directory)
     chosen = checkpoint_to_use(run, asked.checkpoint)

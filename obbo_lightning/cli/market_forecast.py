@@ -11,23 +11,11 @@ from obbo_lightning.serving.forecast import Forecast, forecast
 from obbo_lightning.serving.forecast_files import write_forecast
 
 
-def parser() -> Flags:
-    """The flags of a market run's `predict`."""
-    flags = Flags("predict")
-    flags.add_argument("directory", metavar="RUN_DIR")
-    for key in ("prices", "events", "columns"):
-        flags.add_argument(f"--data.{key}", dest=key)
-    flags.add_argument("--bars", type=int)
-    flags.add_argument("--checkpoint", type=Path)
-    flags.add_argument("--output", type=Path)
-    return flags
-
-
 def run(arguments: list[str]) -> int:
     """Two CSV files, a figure, and a small table."""
     from obbo_lightning.training.run import warn_in_lines
 
-    asked = parser().parse_args(arguments)
+    asked = Flags("predict", market=True).parse_args(arguments)
     warn_in_lines()
     output = asked.output or Path(asked.directory) / "forecast.csv"
     found = forecast(asked.directory, asked.prices, asked.events, asked.columns, asked.bars, asked.checkpoint)

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -25,16 +24,7 @@ from obbo_lightning.serving.sets import read_query, read_support
 
 def run(arguments: list[str]) -> int:
     """Adapt to the support examples and say what the queries are; each kind of problem has its own way to predict."""
-    flags = Flags("predict")
-    flags.add_argument("source", type=Path, metavar="RUN_OR_EXPORT")
-    flags.add_argument("--support", type=Path)
-    flags.add_argument("--query", type=Path)
-    flags.add_argument("--output", type=Path, default=Path("predictions.csv"))
-    flags.add_argument("--steps", type=int)
-    flags.add_argument("--lr", type=float)
-    flags.add_argument("--transductive", action="store_true")
-    flags.add_argument("--checkpoint", type=Path)
-    asked, others = flags.parse_known_args(arguments)
+    asked, others = Flags("predict").parse_known_args(arguments)
     directory = RunDirectory(asked.source)
     if directory.config.is_file() and is_market(read_settings(directory)):
         from obbo_lightning.cli import market_forecast  # which needs more than a network does

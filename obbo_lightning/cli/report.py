@@ -12,11 +12,7 @@ from obbo_lightning.runs.console import PlainConsole
 
 def run(arguments: list[str]) -> int:
     """Tables, figures and a page of finished runs."""
-    flags = Flags("report")
-    flags.add_argument("directories", nargs="+", type=Path)
-    for option in ("--output", "--title", "--event", "--reference"):
-        flags.add_argument(option)
-    asked = flags.parse_args(arguments)
+    asked = Flags("report").parse_args(arguments)
     output = Path(asked.output or asked.directories[0] / "report")
     ticker, _, day = (asked.event or "").partition(" ")
     title = asked.title or asked.directories[0].resolve().name

@@ -12,12 +12,7 @@ def run(arguments: list[str]) -> int:
     from obbo_lightning.training.resume import resume
 
     rest, data = _apart(arguments)
-    parser = Flags("resume")
-    parser.add_argument("directories", nargs="+", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--devices", type=int)
-    parser.add_argument("--rounds", type=int)
-    asked = parser.parse_args(rest)
+    asked = Flags("resume").parse_args(rest)
     more = {"rounds": asked.rounds, "data": read_flags(data).settings.get("data")}
     if len(asked.directories) == 1:
         return resume(asked.directories[0], asked.checkpoint, asked.devices, **more)

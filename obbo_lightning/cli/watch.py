@@ -2,7 +2,6 @@
 
 import sys
 import time
-from pathlib import Path
 
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.runs.watching import describe, find_runs
@@ -10,10 +9,7 @@ from obbo_lightning.runs.watching import describe, find_runs
 
 def run(arguments: list[str]) -> int:
     """A line a run, once or again and again until all are finished."""
-    parser = Flags("watch")
-    parser.add_argument("directories", nargs="+", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--every", type=float)
-    asked = parser.parse_args(arguments)
+    asked = Flags("watch").parse_args(arguments)
     if asked.every is not None and not asked.every > 0:
         raise ValueError(f"--every must be a positive number of seconds, got {asked.every:g}")
     shown = 0

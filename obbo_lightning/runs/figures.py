@@ -1,12 +1,8 @@
-"""Figures of one run."""
+"""Figures of one run, as files and for notebooks; without pyplot, whose state is the user's."""
 
+import re
 from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
@@ -19,6 +15,7 @@ from obbo_lightning.runs.table import read_rounds
 # Okabe and Ito's colours, distinguishable for colour-blind readers.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 BESIDE = ("--", ":", "-.", (0, (1, 4)), "-")  # lines of baselines
+SHADES = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7", "#999999", "#44546A", "#7A5195")
 # Wide enough for any number; a layout that is computed would draw every figure twice.
 MARGINS = {"left": 0.15, "right": 0.97, "bottom": 0.13, "top": 0.91}
 
@@ -28,30 +25,40 @@ def draw_figures(
 ) -> list[Path]:
     """Cumulative regret, and stream and test scores; returns the paths of the two PNG files."""
     table = {column.name: column.to_numpy() for column in read_rounds(metrics).fill_null(np.nan)}
-    beside = pl.read_csv(baselines) if baselines is not None and baselines.exists() else pl.DataFrame()
-    others = {drawn(column.name): column.to_numpy() for column in beside if column.name != "round"}
     directory.mkdir(exist_ok=True)
-    title = drawn(title)
+    regret, scores = _new_figure(), _new_figure()
+    _draw_regret(regret.axes[0], table, drawn(title))
+    draw_scores(scores.axes[0], table, metric, untrained, drawn(title), read_baselines(baselines))
     return [
-        _draw_regret(table, directory / "regret.png", title),
-        _draw_scores(table, directory / f"{metric}.png", metric, untrained, title, others),
+        save_figure(regret, regret.axes[0], directory / "regret.png"),
+        save_figure(scores, scores.axes[0], directory / f"{metric}.png"),
     ]
 
 
-def _draw_regret(table: dict[str, np.ndarray], path: Path, title: str) -> Path:
-    figure, axes = plt.subplots(figsize=(6, 4), gridspec_kw=MARGINS)
+def _new_figure() -> Figure:
+    figure = Figure(figsize=(6, 4))
+    figure.subplots(gridspec_kw=MARGINS)
+    return figure
+
+
+def read_baselines(path: Path | None) -> dict[str, np.ndarray]:
+    """What λ must beat, by name, a number a round; nothing where the stream knows of none."""
+    beside = pl.read_csv(path) if path is not None and path.exists() else pl.DataFrame()
+    return {drawn(column.name): column.to_numpy() for column in beside if column.name != "round"}
+
+
+def _draw_regret(axes: Axes, table: dict[str, np.ndarray], title: str) -> None:
     for name, colour, style in (("regret/euclidean", BLUE, "-"), ("regret/exact", ORANGE, "--")):
         if np.isfinite(table[name]).any():
             axes.plot(table["round"], table[name], style, color=colour, label=name.removeprefix("regret/"))
     axes.set(xlabel="round t", ylabel="cumulative bilevel local regret", title=title, ylim=(0, None))
     axes.legend(frameon=False)
-    return save_figure(figure, axes, path)
 
 
-def _draw_scores(
-    table: dict[str, np.ndarray], path: Path, metric: str, untrained: float, title: str, others: dict[str, np.ndarray]
-) -> Path:
-    figure, axes = plt.subplots(figsize=(6, 4), gridspec_kw=MARGINS)
+def draw_scores(
+    axes: Axes, table: dict[str, np.ndarray], metric: str, untrained: float, title: str, others: dict[str, np.ndarray]
+) -> None:
+    """The metric of every round, with its mean over some; of the test tasks; and of what λ must beat."""
     rounds, values = table["round"], table[metric]
     width = max(1, min(50, len(values) // 5))
     if others:  # phases are to be seen
@@ -67,7 +74,6 @@ def _draw_scores(
         _add_tests(axes, table, metric, untrained)
     axes.set(xlabel="round t", ylabel=drawn(metric), title=title)
     axes.legend(frameon=False)
-    return save_figure(figure, axes, path)
 
 
 def _smooth(values: np.ndarray, width: int) -> np.ndarray:
@@ -84,11 +90,47 @@ def _add_tests(axes: Axes, table: dict[str, np.ndarray], metric: str, untrained:
     axes.axhline(untrained, color=GREY, linestyle=":", linewidth=1, label="untrained")
 
 
-def save_figure(figure: Figure, axes: Axes, path: Path) -> Path:
-    """Write and close a figure; ``axes`` get the look of all of them."""
+def draw_weights(figure: Figure, outer: pl.DataFrame) -> None:
+    """λ over the rounds, a panel a block: shares of one as a stack, other numbers as lines.
+
+    Args:
+        figure: an empty one.
+        outer: a column ``round`` and one a coordinate, ``trust[2]`` or ``decay``; the rows of outer.csv.
+    """
+    blocks: dict[str, list[str]] = {}
+    for name in outer.columns[1:]:
+        blocks.setdefault(re.sub(r"\[\d+\]$", "", name), []).append(name)
+    panels = figure.subplots(len(blocks), 1, sharex=True, squeeze=False)[:, 0]
+    rounds = outer["round"].to_numpy()
+    for axes, (block, names) in zip(panels, blocks.items(), strict=True):
+        values = outer.select(names).to_numpy().T
+        shares = len(names) > 1 and np.allclose(values.sum(0), 1, atol=1e-3) and values.min() >= 0
+        colours = [SHADES[i % len(SHADES)] for i in range(len(names))]
+        labels = [drawn(name) for name in names]
+        if shares:
+            axes.stackplot(rounds, values, labels=labels, colors=colours, edgecolor="white", linewidth=0.3)
+            axes.set_ylim(0, 1)
+        else:
+            for one, label, colour in zip(values, labels, colours, strict=True):
+                axes.plot(rounds, one, color=colour, label=label)
+        if not shares and values.min() > 0 and values.max() > 30 * values.min():
+            axes.set_yscale("log")
+        axes.set_ylabel(drawn(block))
+        if 1 < len(names) <= 12:
+            axes.legend(reverse=True, frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+        tidy(axes)
+    panels[-1].set_xlabel("round t")
+
+
+def tidy(axes: Axes) -> None:
+    """The look of all figures of runs."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # rounds are whole
     axes.grid(alpha=0.25)
+
+
+def save_figure(figure: Figure, axes: Axes, path: Path) -> Path:
+    """Write a figure; ``axes`` get the look of all of them."""
+    tidy(axes)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
     return path

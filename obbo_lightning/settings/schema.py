@@ -24,6 +24,7 @@ flags win over files, later files over earlier ones.
 Choose a part by name (--algorithm obbo, --algorithm.geometry burg, --data synthetic) or bring your own
 (--data package.module.Class, --problem.network path/to/file.py:Class) and set what it takes; --print_config shows the
 result."""
+EXAMPLE = "example: obbo fit --config quadratic --algorithm sobow --algorithm.window 25 --seed 3"
 NOT_NULL = {
     *("experiment", "seed", "rounds", "tasks_per_round", "several_tasks", "output", "logger", "regret_window"),
     *(
@@ -86,22 +87,12 @@ def _taking_mappings(parser: ArgumentParser) -> tuple[str, ...]:
 
 def _require_all(settings: Settings, checked: Namespace) -> None:
     """An argument without a type and without a default would silently be None."""
-    given = {
-        "seed",
-        *getattr(part_class(settings, "data"), "decided", ()),
-        *(path.rpartition(".")[2] for path in PARTS),
-    }
-    for path in _used_parts(settings):
+    for key in _needed(settings):
+        path, _, name = key.rpartition(".")
         cls: Any = part_class(settings, path)
-        for name, parameter in inspect.signature(cls).parameters.items():
-            needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            if (
-                needed
-                and parameter.annotation is parameter.empty
-                and name not in given
-                and checked.get(f"{path}.{name}") is None
-            ):
-                raise ConfigError(f"{path}.{name} must be given, got none")
+        typed = inspect.signature(cls).parameters[name].annotation is not inspect.Parameter.empty
+        if not typed and checked.get(key) is None:
+            raise ConfigError(f"{key} must be given, got none")
 
 
 def _suggestion(key: str, known: set[str]) -> str:
@@ -121,6 +112,33 @@ def make_parser(settings: Settings) -> ArgumentParser:
     return parser
 
 
+def help_parser(settings: Settings) -> ArgumentParser:
+    """The parser whose help shows what these very settings would use; what must still be given has no value."""
+    parser = make_parser(settings)
+    given = dict(_leaves(settings))
+    if all(given.get(key) is not None for key in _needed(settings)):
+        parser.set_defaults(check(settings).as_flat().__dict__)
+        return parser
+    known = {action.dest for action in parser._actions}
+    parser.set_defaults({key: value for key, value in given.items() if key in known})
+    return parser
+
+
+def _needed(settings: Settings) -> Iterator[str]:
+    """Keys of arguments without a default that neither the tasks decide nor parts are."""
+    given = {
+        "seed",
+        *getattr(part_class(settings, "data"), "decided", ()),
+        *(path.rpartition(".")[2] for path in PARTS),
+    }
+    for path in _used_parts(settings):
+        cls: Any = part_class(settings, path)
+        for name, parameter in inspect.signature(cls).parameters.items():
+            needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if needed and name not in given:
+                yield f"{path}.{name}"
+
+
 def _run_parser(settings: Settings) -> ArgumentParser:
     """For the parts that settings name; the cells of a grid share their parsers, which take long to make."""
     decided = frozenset(getattr(part_class(settings, "data"), "decided", ()))
@@ -130,8 +148,10 @@ def _run_parser(settings: Settings) -> ArgumentParser:
 @cache
 def _parser_of(parts: tuple[tuple[str, Any], ...], decided: frozenset[str]) -> ArgumentParser:
     usage = "obbo fit [--config FILE] [--KEY VALUE ...] [--print_config] [--help]"
-    parser = ArgumentParser(prog="obbo fit", usage=usage, description=HELP, exit_on_error=False, add_help=False)
-    _add_run(parser)
+    parser = ArgumentParser(
+        prog="obbo fit", usage=usage, description=HELP, epilog=EXAMPLE, exit_on_error=False, add_help=False
+    )
+    add_run(parser)
     for path, cls in parts:
         names = ", ".join(names_of(PARTS[path]))
         parser.add_argument(f"--{path}.name", type=str | None, help=f"one of {names}, or your own")
@@ -147,7 +167,7 @@ def _defaults_of(parser: ArgumentParser) -> Namespace:
     return parser.get_defaults()
 
 
-def _add_run(parser: ArgumentParser) -> None:
+def add_run(parser: ArgumentParser) -> None:
     """What every run has, whatever its parts are."""
     several, logger = Literal["auto", "loop", "vmap"], Literal["csv", "wandb", "tensorboard"]
     split = Literal["test", "validation", "both", "none"]

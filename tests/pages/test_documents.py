@@ -142,11 +142,11 @@ def predictions():
 
 
 def test_forecasts_of_the_documents_are_accepted():
-    from obbo_lightning.cli.market_forecast import parser
+    from obbo_lightning.cli.flags import Flags
 
     assert len(list(predictions())) == 3
     for words in predictions():
-        assert parser().parse_args(words).directory == "RUN_DIR"
+        assert Flags("predict", market=True).parse_args(words).directory == "RUN_DIR"
 
 
 def test_a_command_with_a_mistake_would_be_noticed():

@@ -1,11 +1,11 @@
 """The figures of one run."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
+from matplotlib.figure import Figure
 from PIL import Image
 
-from obbo_lightning.runs.figures import draw_figures, save_figure
+from obbo_lightning.runs.figures import draw_figures, draw_weights, save_figure
 
 
 def test_figures_are_drawn_of_a_table_with_gaps(tmp_path):
@@ -28,7 +28,8 @@ def test_figures_are_drawn_of_a_table_with_gaps(tmp_path):
 
 
 def test_ticks_are_on_whole_rounds(tmp_path):
-    figure, axes = plt.subplots()
+    figure = Figure()
+    axes = figure.subplots()
     axes.plot([1, 2, 3], [0, 1, 2])
     save_figure(figure, axes, tmp_path / "one.png")
     assert all(tick == round(tick) for tick in axes.get_xticks())
@@ -53,5 +54,18 @@ def test_the_moving_mean_stands_at_the_last_round_of_its_window(tmp_path, monkey
     assert scores.lines[-1].get_ydata() == [0.75, 0.75]
     assert [line.get_label() for line in regrets.lines] == ["euclidean", "exact"]
     assert regrets.lines[1].get_ydata()[-1] == 9.5
-    for axes in drawn.values():
-        plt.close(axes.figure)
+
+
+def test_shares_are_a_stack_and_other_values_lines_a_panel_a_block():
+    rounds, trust = np.arange(1, 6), np.random.default_rng(0).dirichlet(np.ones(3), 5)
+    outer = pl.DataFrame({"round": rounds, "decay": 10.0**-rounds} | {f"trust[{i}]": trust[:, i] for i in range(3)})
+    figure = Figure()
+    draw_weights(figure, outer)
+    decay, shares = figure.axes
+    assert decay.get_ylabel() == "decay"
+    assert decay.get_yscale() == "log"  # it goes over four orders
+    assert np.allclose(decay.lines[0].get_xydata()[:, 1], 10.0**-rounds)
+    assert shares.get_ylabel() == "trust"
+    assert len(shares.collections) == 3
+    tops = shares.collections[1].get_paths()[0].vertices  # the second share lies on the first
+    assert np.isclose(tops[:, 1].max(), trust[:, :2].sum(1).max())

@@ -334,5 +334,3 @@ def test_baselines_are_drawn_as_means_beside_the_stream(tmp_path, monkeypatch):
         assert np.allclose(lines[name], [(t, values[row, t - 10 : t].mean()) for t in range(10, 101)])
     assert "untrained" not in lines
     assert [line.get_label() for line in drawn["regret.png"].lines] == ["euclidean"]
-    for axes in drawn.values():
-        figures.plt.close(axes.figure)

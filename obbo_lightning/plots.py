@@ -1,0 +1,98 @@
+"""Figures for notebooks and papers, of run directories: the drawings that runs and reports are made with.
+
+Each function returns matplotlib's ``Figure``, to be shown by a notebook or written with ``savefig``.
+"""
+
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from obbo_lightning.foreign_text import drawn
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.earlier import read_settings
+from obbo_lightning.runs.figures import draw_scores, draw_weights, read_baselines, tidy
+from obbo_lightning.runs.summary import title_of
+from obbo_lightning.runs.table import read_rounds
+
+
+def plot_run(run: str | Path) -> Figure:
+    """How well each round was served, the test tasks, and what the learned values must beat.
+
+    Args:
+        run: a finished run's directory; or a folder above, for its newest run.
+    """
+    directory = _newest(run)
+    table = {column.name: column.to_numpy() for column in read_rounds(directory.metrics).fill_null(np.nan)}
+    if not directory.finished:
+        raise ValueError(f"plot_run needs a finished run, and {directory.path} is not: resume it first")
+    summary = json.loads(directory.summary.read_text())
+    metric, untrained = summary["metric"], summary[f"untrained_test_{summary['metric']}"]
+    before, title = np.nan if untrained is None else untrained, drawn(title_of(read_settings(directory)))
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    draw_scores(axes, table, metric, before, title, read_baselines(directory.baselines))
+    tidy(axes)
+    return figure
+
+
+def plot_weights(run: str | Path) -> Figure:
+    """The learned values over the rounds, by name: shares as a stack, other numbers as lines.
+
+    Args:
+        run: a run directory whose values have names (it has an outer.csv); or a folder above, for its newest run.
+    """
+    directory = _newest(run)
+    if not directory.outer.is_file():
+        raise ValueError(f"plot_weights needs values with names, and {directory.path} has no outer.csv")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    draw_weights(figure, read_rounds(directory.outer))
+    figure.suptitle(drawn(title_of(read_settings(directory))), fontsize="medium")
+    return figure
+
+
+def plot_comparison(*runs: str | Path) -> dict[str, Figure]:
+    """The figures of `report`, by name: of several algorithms on the same stream.
+
+    Args:
+        runs: folders with finished runs somewhere below, such as ``runs/compare/default``.
+    """
+    backend = mpl.get_backend()  # a report's drawings choose one without windows; a notebook keeps its own
+    try:
+        figures = _report_figures([Path(run) for run in runs])
+    finally:
+        mpl.use(backend)
+    return figures
+
+
+def _report_figures(paths: list[Path]) -> dict[str, Figure]:
+    """As `report` chooses them: what kind of comparison it is follows from what the runs hold."""
+    import matplotlib.pyplot as plt
+
+    from obbo_lightning.experiments import comparison, comparison_figures, market_comparison, market_figures, rates
+    from obbo_lightning.experiments.drawing import house_style
+    from obbo_lightning.experiments.runs import find_runs, label_runs
+
+    found, _ = find_runs(paths)
+    labelled, _ = label_runs(found)
+    title = ", ".join(path.resolve().name for path in paths)
+    with house_style():
+        if rates.has_rates(found):
+            drawings = rates.draw_rates(rates.read_rates(found)[0], title)
+        elif any(map(market_comparison.has_events, labelled)):
+            drawings = market_figures.draw_market(market_comparison.read_market(labelled)[0], title)
+        else:
+            drawings = comparison_figures.draw_comparison(comparison.read_comparison(labelled), title)
+    for drawing in drawings:
+        plt.close(drawing.figure)  # pyplot must not show it a second time
+    return {drawing.name: drawing.figure for drawing in drawings}
+
+
+def _newest(path: str | Path) -> RunDirectory:
+    """A run directory, or the newest one below a folder."""
+    below = sorted(Path(path).rglob("config.yaml"), key=lambda config: config.stat().st_mtime)
+    if not below:
+        raise ValueError(f"{path} is no run directory, and has none below it")
+    return RunDirectory.existing(below[-1].parent)
