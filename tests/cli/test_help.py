@@ -12,6 +12,7 @@ from obbo_lightning import cli
 from obbo_lightning.cli.flags import COMMANDS, Flags
 from obbo_lightning.cli.schema import comparison_schema
 from obbo_lightning.experiments.grid import read_grid
+from obbo_lightning.experiments.tune_request import read_tune
 from obbo_lightning.settings.files import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -104,4 +105,4 @@ def test_what_the_schema_refuses_the_command_refuses(change, checker, tmp_path):
     file.write_text(yaml.safe_dump(good | change))
     assert not checker.is_valid(good | change)
     with pytest.raises((ConfigError, ValueError)):
-        read_grid(file)
+        read_tune(read_grid(file).tune)
