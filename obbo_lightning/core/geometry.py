@@ -182,11 +182,10 @@ class AdaptiveDiagonal(Geometry):
         second_moment = state["second_moment"]
         second_moment.mul_(self.decay).addcmul_(direction, direction, value=1 - self.decay)
         second_moment.clamp_(max=torch.finfo(direction.dtype).max)  # an overflow would never decay again
-        if not self.bias_correction:
-            return DiagonalQuadratic(second_moment.sqrt().add_(self.rho))
-        # v̂_t = v_t / (1 − decay^t)
-        state["rounds"] += 1
-        return DiagonalQuadratic((second_moment / (1 - self.decay ** state["rounds"])).sqrt().add_(self.rho))
+        if self.bias_correction:
+            state["rounds"] += 1
+            second_moment = second_moment / (1 - self.decay ** state["rounds"])  # v̂_t = v_t / (1 − decay^t)
+        return DiagonalQuadratic(second_moment.sqrt().add_(self.rho))
 
 
 class Entropy(FixedGeometry):
