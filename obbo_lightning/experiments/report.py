@@ -65,10 +65,9 @@ def write_report(
     found = found.facing(reference)
     tables, draw = _contents(found)
     searched = read_found(paths)
-    tables = tables + (found_tables(searched) if searched else [])
+    tables += found_tables(searched)
     with house_style():
-        drawings = draw(title) + (draw_event(runs, *event) if event else [])
-        drawings += draw_found(searched, title) if searched else []
+        drawings = draw(title) + (draw_event(runs, *event) if event else []) + draw_found(searched, title)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -77,7 +76,7 @@ def write_report(
     for name, data in found._asdict().items():
         cells(data.with_columns(pl.col(pl.Float64).round_sig_figs(6))).write_csv(output / f"{name}.csv")
         written.append(output / f"{name}.csv")
-    written += write_found(searched, output) if searched else []
+    written += write_found(searched, output)
     written += [path for table in tables for path in write_table(table, output)]
     with house_style():
         written += [path for drawing in drawings for path in save_drawing(drawing, output)]
