@@ -64,8 +64,7 @@ def write_report(
         raise ValueError(f"--event needs market runs with their prices, got {' '.join(event)!r} without them")
     found = found.facing(reference)
     tables, draw = _contents(found)
-    searched = read_found(paths)
-    tables += found_tables(searched)
+    tables += found_tables(searched := read_found(paths))
     with house_style():
         drawings = draw(title) + (draw_event(runs, *event) if event else []) + draw_found(searched, title)
     try:
