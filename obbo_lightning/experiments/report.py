@@ -72,28 +72,28 @@ def write_report(
     facts, settings = (
         (facts_of(found.labels, runs), settings_table(runs)) if runs else read_facts(found.labels, paths[0])
     )
-    searched = read_found(paths)
-    tables = tables + (found_tables(searched) if searched else [])
+    tables += found_tables(searched := read_found(paths))
     with house_style():
-        drawings = draw(title) + (draw_event(runs, *event) if event else [])
-        drawings += draw_found(searched, title) if searched else []
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
-    written = []
-    for name, data in found._asdict().items():
-        if len(data) or name not in MAY_LACK:
-            cells(data).write_csv(output / f"{name}.csv")
-            written.append(output / f"{name}.csv")
-    written.append(write_facts(facts, output))
-    written += write_found(searched, output) if searched else []
+        drawings = draw(title) + (draw_event(runs, *event) if event else []) + draw_found(searched, title)
+    written = [*_write_data(found, output), write_facts(facts, output), *write_found(searched, output)]
     beside = [settings] if settings else []
     written += [path for table in (*tables, *beside) for path in write_table(table, output)]
     with house_style():
         written += [path for drawing in drawings for path in save_drawing(drawing, output)]
     page = write_page(output / "report.html", title, facts, tables, drawings, [str(one) for one in left_out], settings)
     return Report(page, [page, *written], tables, left_out)
+
+
+def _write_data(found: Found, output: Path) -> list[Path]:
+    """What everything is made of, as CSV files."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
+    kept = {output / f"{name}.csv": data for name, data in found._asdict().items() if len(data) or name not in MAY_LACK}
+    for path, data in kept.items():
+        cells(data).write_csv(path)
+    return list(kept)
 
 
 def _rounded(found: Found) -> Found:

@@ -128,19 +128,19 @@ def _read(folder: Path) -> Found:
     return found
 
 
-def write_found(found: Found, folder: Path) -> list[Path]:
-    """The same files again, beside a report."""
+def write_found(found: Found | None, folder: Path) -> list[Path]:
+    """The same files again, beside a report; none where nothing was searched."""
     written = []
-    for name, table in ((TRIALS, found.trials), (SEARCHED, found.searched), (TUNED, found.tuned)):
-        if table is not None:
+    for name, table in zip((TRIALS, SEARCHED, TUNED), found or (), strict=False):
+        if isinstance(table, pl.DataFrame):
             cells(table).write_csv(folder / name)
             written.append(folder / name)
     return written
 
 
-def found_tables(found: Found) -> list[Table]:
-    """Untuned against tuned, what was searched, and each trial."""
-    return [*_side_by_side(found), _searched(found), _trials(found)]
+def found_tables(found: Found | None) -> list[Table]:
+    """Untuned against tuned, what was searched, and each trial; none where nothing was."""
+    return [] if found is None else [*_side_by_side(found), _searched(found), _trials(found)]
 
 
 def _side_by_side(found: Found) -> list[Table]:
@@ -206,8 +206,10 @@ def _trials(found: Found) -> Table:
     )
 
 
-def draw_found(found: Found, title: str) -> list[Drawing]:
-    """Results against α, a curve a method."""
+def draw_found(found: Found | None, title: str) -> list[Drawing]:
+    """Results against α, a curve a method; none where nothing was searched."""
+    if found is None:
+        return []
     figure, (axes,) = new_figure(3.6)
     first = found.searched.row(0, named=True)
     for label in found.labels:

@@ -156,6 +156,7 @@ def test_sweeps_are_valid(path, schema):
     assert [error.message for error in schema.iter_errors(sweep)] == []
     assert schema.is_valid({**sweep, "method": "guess"}) is False  # it can fail
     assert path.read_text().startswith("#")
+    assert sweep["metric"]["name"].startswith("validation/")
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.stem)
@@ -171,6 +172,7 @@ def test_what_an_agent_would_run_is_accepted(path, monkeypatch, capsys):
         assert cli.main(["fit", *command[5:-1], *flags, "--print_config"]) == 0
         found = yaml.safe_load(capsys.readouterr().out)
         assert found["logger"] == "wandb"
+        assert found["evaluation"]["split"] == "validation"  # a sweep that saw test tasks would choose by them
         for key, value in chosen.items():
             at = found
             for word in key.split("."):

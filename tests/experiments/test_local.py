@@ -91,6 +91,18 @@ def is_running(pid):
     return True
 
 
+def test_warm_workers_wait_for_more_cells_until_they_are_stopped(tmp_path):
+    launcher, console = LocalLauncher(1, warm=True), Console(file=io.StringIO())
+    for name in ("a", "b"):
+        runs = made(tmp_path, **{name: PID})
+        assert run_cells([Cell(name, {"rounds": 1})], runs, launcher, console) == []
+    first, second = ((int((tmp_path / name / "pid").read_text())) for name in ("a", "b"))
+    assert first == second
+    assert is_running(first)
+    launcher.stop()
+    assert not is_running(first)
+
+
 def test_one_worker_plays_all_cells_and_each_has_its_own_log(tmp_path):
     speaks = (
         PID
