@@ -142,7 +142,7 @@ def _draw_tests(comparison: Comparison, name: str, title: str) -> Drawing:
     caption = (
         f"{comparison.metric.capitalize()}{_direction(comparison)} on the same fixed test tasks for all, adapted to "
         "from λ_t. Mean over seeds and tasks, bars: ± standard error over seeds alone, without that of the shared "
-        "tasks (the table has both). Dotted: the untrained λ_1, mean over all runs."
+        "tasks. Dotted: the untrained λ_1, mean over all runs."
     )
     return finish(figure, axes[0], name, caption, title)
 

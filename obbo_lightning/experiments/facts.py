@@ -62,7 +62,7 @@ def settings_table(runs: Sequence[Run]) -> Table:
         label: [_several([_at(one, key) for one in found]) for key in DECISIVE.values()]
         for label, found in by_label.items()
     }
-    used = [i for i in range(len(DECISIVE)) if any(row[i] for row in rows.values())]
+    used = [i for i in range(len(DECISIVE)) if any(row[i] not in ("", "False") for row in rows.values())]
     names = list(DECISIVE)
     columns = ["algorithm", *(names[i] for i in used)]
     return Table("settings", CAPTION, columns, [[label, *(row[i] for i in used)] for label, row in rows.items()])

@@ -1,5 +1,6 @@
 """The tables in docs/experiments are what `report` makes of the CSV files beside them, byte for byte."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,45 @@ from obbo_lightning.experiments.report import _contents as of_found, write_repor
 FOLDER = Path(__file__).parents[2] / "docs" / "experiments"
 REFERENCE = {"market": "obbo, window = 25"}
 ROOT = FOLDER.parents[1]
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.]*\d)")
+NOT_MEASURED: dict[str, tuple[str, ...]] = {"README.md": ("2.0", "3.11")}  # a licence; Python
 
 
-@pytest.mark.parametrize("name", ["default", "fc100", "fc100_tuned", "market", "quadratic"])
+@pytest.mark.parametrize("name", ["first", "default", "fc100", "fc100_tuned", "market", "quadratic"])
 def test_a_committed_report_is_made_again_to_the_last_byte(name, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_contents", lambda found: (of_found(found)[0], lambda title: []))  # figures take long
     write_report([FOLDER / name], tmp_path, name, reference=REFERENCE.get(name))
     committed = [path for path in FOLDER.joinpath(name).iterdir() if path.suffix in (".md", ".csv")]
-    assert {"paired.md", "paired.csv"} < {path.name for path in committed}
+    assert {"settings.md", "facts.csv", "table.md" if name == "first" else "paired.md"} < {
+        path.name for path in committed
+    }
     for path in committed:
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path
+
+
+def without_code(text):
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def committed_numbers():
+    """Every number in the CSV files of the reports."""
+    files = [path for path in FOLDER.glob("*/*.csv") if path.stem not in ("rounds", "timings", "events")]
+    return {word for path in files for word in NUMBER.findall(path.read_text())}
+
+
+def is_there(word, committed):
+    """As it stands, in percent, or with fewer digits; either sign."""
+    digits = len(word.partition(".")[2])
+    return any(f"{abs(float(one)) * times:.{digits}f}" == word.lstrip("+-") for one in committed for times in (1, 100))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_every_table_and_every_number_of_a_page_is_in_a_committed_report(page):
+    text, committed = without_code((ROOT / page).read_text()), committed_numbers()
+    rows = {line for path in FOLDER.glob("*/*.md") for line in path.read_text().splitlines()}
+    if page != "README.md":  # whose table is of several experiments
+        missing = [line for line in text.splitlines() if line.startswith("| ") and line not in rows]
+        assert missing == []
+    found = [word for word in NUMBER.findall(text) if "." in word]
+    assert len(found) > 10
+    assert [word for word in found if word not in NOT_MEASURED.get(page, ()) and not is_there(word, committed)] == []
