@@ -33,9 +33,13 @@ class StopSignals:
             self._handlers = {n: signal.signal(n, self._remember) for n in heard}
 
     def give_back(self) -> None:
-        """To whoever handled them before."""
+        """To whoever handled them before; where Lightning has done so already its own must not come back.
+
+        They would keep its Trainer, and with it all data of a run, for as long as the process lives.
+        """
         for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
+            if signal.getsignal(signum) == self._remember:
+                signal.signal(signum, handler)
         self._handlers = {}
 
     def _remember(self, signum: int, frame: FrameType | None) -> None:
