@@ -75,8 +75,11 @@ def play_tuned(grid: Grid, root: Path, launcher: compare.Launcher, console: Cons
         over = tune(grid, request, folder, lambda cells, runs: compare.run_cells(cells, runs, launcher, console))
         tuning.write_search(over, request, folder, grid.name)
         for method in over.methods:
-            said = ", ".join(f"{key} {tuning.shown(value)}" for key, value in over.found(method).items())
-            console.print(f"{method.label}: {said}", soft_wrap=True, highlight=False)
+            found = over.found(method)
+            said = ", ".join(f"{key} {tuning.shown(value)}" for key, value in found.items())
+            ends = [key for key, given in method.ranges.items() if given.ends_at(found[key])]
+            hint = f"; {', '.join(ends)} at an end of its range: beyond it may be better ones" if ends else ""
+            console.print(f"{method.label}: {said}{hint}", soft_wrap=True, highlight=False)
         both, pairs = tuned_grid(grid, over)
         code = play_cells(both, root, launcher, console)
     finally:

@@ -14,6 +14,7 @@ from obbo_lightning.experiments.grid import Cell, Grid
 from obbo_lightning.experiments.names import unused
 from obbo_lightning.experiments.runs import JOURNAL, read_run, tell_apart
 from obbo_lightning.experiments.search import Result, Search, Trial, open_journal
+from obbo_lightning.experiments.slurm import JOB
 from obbo_lightning.experiments.tune_request import Range, Request
 from obbo_lightning.parts import part
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
@@ -171,7 +172,7 @@ def _play_stage(tuning: Tuning, request: Request, stage: int, folder: Path, play
     asked = [cell for several in cells.values() for cell in several]
     if asked:
         for cell in asked:
-            _lengthen(RunDirectory(folder / cell.name), cell.settings["rounds"])
+            lengthen(RunDirectory(folder / cell.name), cell.settings["rounds"])
         failed = play(asked, prepare(Grid("", asked), folder))
         if failed:
             raise TrialsFailedError(failed)
@@ -183,9 +184,10 @@ def _play_stage(tuning: Tuning, request: Request, stage: int, folder: Path, play
         tuning.searches[method.name].report(trial, until, result)
 
 
-def _lengthen(run: RunDirectory, rounds: int) -> None:
+def lengthen(run: RunDirectory, rounds: int) -> None:
     """Let a trial that ended at an earlier rung be resumed further; killed in between it is finished as it was."""
     if run.finished and (settings := read_settings(run))["rounds"] < rounds:
+        (run.path / JOB).unlink(missing_ok=True)  # Slurm's job of the earlier rung may still be leaving the queue
         run.summary.unlink()
         write_atomically(run.config, yaml.safe_dump({**settings, "rounds": rounds}, sort_keys=False))
 

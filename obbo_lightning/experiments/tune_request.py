@@ -1,5 +1,6 @@
 """What a search is asked to do: the ``tune`` section of a comparison file."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +32,18 @@ class Range(NamedTuple):
         if self.values:
             return value in self.values
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return number and self.low <= value <= self.high
+        return number and (self.low or 0) <= value <= (self.high or 0)
+
+    def ends_at(self, value: Any) -> bool:
+        """Whether a value is in the outer twentieth of an interval: beyond it there may be better ones.
+
+        >>> Range(1e-4, 1.0).ends_at(0.9), Range(1e-4, 1.0).ends_at(0.3), Range(values=(1, 2)).ends_at(2)
+        (True, False, False)
+        """
+        if self.low is None or self.high is None:
+            return False
+        place = math.log(value / self.low) / math.log(self.high / self.low)
+        return not 0.05 < place < 0.95
 
 
 class Request(NamedTuple):

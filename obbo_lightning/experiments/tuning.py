@@ -19,6 +19,18 @@ from obbo_lightning.runs.directory import RunDirectory, write_atomically
 FOLDER = "tune"  # of a comparison
 TRIALS, SEARCHED, TUNED = "trials.csv", "searched.csv", "tuned.csv"
 OF_TRIALS = ("method", "trial", "state", "chosen", "rounds", "calls", "result")  # the others are settings
+OF_SEARCHED = [
+    "method",
+    "setting",
+    "range",
+    "untuned",
+    "found",
+    "ends",
+    "judged_on",
+    "name",
+    "higher_is_better",
+    "budget",
+]
 MEASURES = ("test", "stream", "regret")
 
 
@@ -69,6 +81,7 @@ def _found(tuning: Tuning, request: Request) -> Found:
                 "range": str(given),
                 "untuned": str(method.untuned[key]),
                 "found": str(found[key]),
+                "ends": given.ends_at(found[key]),
                 "judged_on": request.judge,
                 **search.metric._asdict(),
                 "budget": f"{request.budget} {request.unit}",
@@ -121,7 +134,7 @@ def _read(folder: Path) -> Found:
             for name in (TRIALS, SEARCHED, TUNED)
         ]
         found = Found(*tables)  # type: ignore[arg-type]
-        found.trials.select(*OF_TRIALS, STEP), found.searched.select("method", "setting", "range")
+        found.trials.select(*OF_TRIALS, STEP), found.searched.select(OF_SEARCHED)
     except (OSError, pl.exceptions.PolarsError) as damage:
         reason = " ".join(str(damage).split())
         raise ValueError(f"{folder} holds a damaged search: {type(damage).__name__} {reason}") from None
@@ -172,12 +185,15 @@ def _searched(found: Found) -> Table:
     return Table(
         "search_space",
         f"What was searched, with {first['budget']} for each method, by the {first['name']} on {judged} ({better} is "
-        "better); no trial saw a test task.",
+        "better); no trial saw a test task. What was found at an end of its range may be better still beyond it.",
         ["method", "setting", "range", "untuned", "found", "trials", "given up", "blown up"],
         [
-            [row["method"], row["setting"], str(row["range"]), _text(row["untuned"]), _text(row["found"]), *counts]
+            [
+                *(row["method"], row["setting"], str(row["range"]), _text(row["untuned"])),
+                _text(row["found"]) + (", an end" if row["ends"] else ""),
+                *_counts(found, row["method"]),
+            ]
             for row in found.searched.iter_rows(named=True)
-            for counts in [_counts(found, row["method"])]
         ],
     )
 

@@ -140,7 +140,7 @@ def test_the_comparisons_that_we_ship_are_complete(path):
         ({"grid": {}}, [], "must have a grid"),
         ({"grid": {"seed": []}}, [], "grid.seed must have values to try"),
         ({"compare": "a/b"}, [], "compare must be a plain folder name, got 'a/b'"),
-        ({"grids": {}}, [], "takes compare, base, settings, grid, got 'grids'"),
+        ({"grids": {}}, [], "takes compare, base, settings, grid, tune, got 'grids'"),
         ({"grid": {"algorithm": ["obo"]}}, [], "algorithm must be one of"),
         ({"grid": {"algorithm.windw": [1]}}, [], "grid.algorithm.windw must be taken by one of obbo"),
         ({"base": "nothing.yaml"}, [], "nothing.yaml cannot be read"),

@@ -10,7 +10,8 @@ from obbo_lightning import cli
 from obbo_lightning.experiments import tuning
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.report import write_report
-from obbo_lightning.experiments.tune import methods_of, trial_cell, tune
+from obbo_lightning.experiments.search import Trial
+from obbo_lightning.experiments.tune import lengthen, methods_of, trial_cell, tune
 from obbo_lightning.experiments.tune_request import read_tune
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.training.recorder import Recorder
@@ -225,14 +226,24 @@ def test_trials_compute_alike_however_many_are_played_side_by_side(tmp_path):
     grid = read_grid(write(tmp_path / "a.yaml"))
     request = read_tune({**grid.tune, "seeds": [7, 8], "judge": "stream"})
     method = methods_of(grid, request)[0]
-    from obbo_lightning.experiments.search import Trial
-
     trial = Trial(3, {"algorithm.lr": 0.5, "algorithm.window": 1}, {}, False, False, 0, 0)
     cell = trial_cell(method, request, trial, 8, 2)
     assert cell.name == "obbo-window_2-trial_003-seed_8"
     assert (cell.settings["threads"], cell.settings["seed"], cell.settings["rounds"]) == (1, 8, 2)
     assert cell.settings["evaluation"]["split"] == "none"  # the stream itself judges
     assert (cell.settings["algorithm"]["lr"], cell.settings["algorithm"]["window"]) == (0.5, 1)
+
+
+def test_a_trial_that_goes_on_to_its_next_rung_gets_a_job_of_its_own(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.config.write_text("rounds: 2\nseed: 1\n")
+    for name in ("summary.json", "slurm_job.txt"):
+        (tmp_path / name).write_text("{}")
+    lengthen(run, 2)
+    assert run.finished
+    lengthen(run, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert yaml.safe_load(run.config.read_text()) == {"rounds": 5, "seed": 1}
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "tune").glob("*.yaml")), ids=lambda path: path.stem)
