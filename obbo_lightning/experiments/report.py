@@ -18,7 +18,7 @@ from obbo_lightning.experiments.comparison import (
 from obbo_lightning.experiments.comparison_figures import draw_comparison
 from obbo_lightning.experiments.comparison_tables import comparison_tables
 from obbo_lightning.experiments.drawing import Drawing, house_style, save_drawing
-from obbo_lightning.experiments.facts import facts_of, read_facts, settings_table, write_facts
+from obbo_lightning.experiments.facts import Facts, facts_of, read_facts, settings_table, write_facts
 from obbo_lightning.experiments.market_comparison import MarketComparison, has_events, market_tables, read_market
 from obbo_lightning.experiments.market_figures import draw_event, draw_market
 from obbo_lightning.experiments.page import write_page
@@ -77,7 +77,18 @@ def write_report(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
-    written = []
+    written = _write_files(found, tables, facts, settings, output)
+    with house_style():
+        written += [path for drawing in drawings for path in save_drawing(drawing, output)]
+    page = write_page(output / "report.html", title, facts, tables, drawings, [str(one) for one in left_out], settings)
+    return Report(page, [page, *written], tables, left_out)
+
+
+def _write_files(
+    found: Found, tables: Sequence[Table], facts: Facts, settings: Table | None, output: Path
+) -> list[Path]:
+    """What a report is made from again, and its tables."""
+    written: list[Path] = []
     for name, data in found._asdict().items():
         if len(data) or name not in MAY_LACK:
             cells(data).write_csv(output / f"{name}.csv")
@@ -85,10 +96,7 @@ def write_report(
     written.append(write_facts(facts, output))
     beside = [settings] if settings else []
     written += [path for table in (*tables, *beside) for path in write_table(table, output)]
-    with house_style():
-        written += [path for drawing in drawings for path in save_drawing(drawing, output)]
-    page = write_page(output / "report.html", title, facts, tables, drawings, [str(one) for one in left_out], settings)
-    return Report(page, [page, *written], tables, left_out)
+    return written
 
 
 def _rounded(found: Found) -> Found:
