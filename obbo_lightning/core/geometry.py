@@ -158,8 +158,7 @@ class AdaptiveDiagonal(Geometry):
         decay: weight of the past in the average of squares.
         rho: ρ, the strong convexity that remains where no gradient was ever seen. The theorems ask for
             α ≤ 3ρ/(4ℓ_F), which the default cannot give with any α that moves.
-        bias_correction: H_t = diag(√(v_t / (1 − decay^t)) + ρ), as Adam has it: the first steps are α long in each
-            coordinate, and not α/√(1 − decay).
+        bias_correction: v_t / (1 − decay^t) in place of v_t: the first step is α a coordinate, not α/√(1 − decay).
     """
 
     decay: float = 0.9
