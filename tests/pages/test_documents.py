@@ -115,7 +115,7 @@ def commands():
     """Every `fit` of the documents, with its document."""
     for document in DOCUMENTS:
         for block in code_blocks(document.read_text(), "bash"):
-            for line in block.splitlines():
+            for line in block.replace("\\\n", " ").splitlines():
                 if "obbo_lightning fit" in line:
                     words = shlex.split(line.partition("obbo_lightning fit")[2], comments=True)
                     yield pytest.param(words, id=f"{document.name}: {' '.join(words)[:60]}")

@@ -55,7 +55,7 @@ def test_a_how_to_works_from_its_first_line_to_its_last(page, as_a_reader, capsy
         if language in ("python", "py") and "plot_comparison" not in block:  # which has runs of a whole grid to show
             torch.manual_seed(0)
             exec(compile(block, page.name, "exec"), {"__name__": "document"})
-        for line in block.splitlines() if language == "bash" else ():
+        for line in block.replace("\\\n", " ").splitlines() if language == "bash" else ():
             words = shlex.split(line.partition("obbo_lightning ")[2], comments=True)
             if not words or words[0] == "report":  # another program's, or of runs of a grid that is not played here
                 continue
