@@ -15,7 +15,7 @@ from obbo_lightning import cli, parts
 ROOT = Path(__file__).parents[2]
 HOW_TOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", flags=re.DOTALL)
-SAVE = re.compile(r"[Ss]ave (?:it|this) as `([\w.]+)`")
+SAVE = re.compile(r"Save this as\s`([\w.]+)`")
 SMALL = ["--rounds", "3", "--evaluation.tasks", "2", "--algorithm.inner.steps", "2", "--evaluation.baselines", "false"]
 
 
