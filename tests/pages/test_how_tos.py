@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 HOW_TOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", flags=re.DOTALL)
 SAVE = re.compile(r"Save this as\s`([\w.]+)`")
-SMALL = ["--rounds", "3", "--evaluation.tasks", "2", "--algorithm.inner.steps", "2", "--evaluation.baselines", "false"]
+SMALL = ["--rounds", "3", "--evaluation.tasks", "2", "--evaluation.baselines", "false"]
 
 
 @pytest.fixture
