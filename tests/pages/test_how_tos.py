@@ -15,8 +15,8 @@ from obbo_lightning import cli, parts
 ROOT = Path(__file__).parents[2]
 HOW_TOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", flags=re.DOTALL)
-SAVE = re.compile(r"[Ss]ave (?:it|this) as `([\w.]+)`")
-SMALL = ["--rounds", "3", "--evaluation.tasks", "2", "--algorithm.inner.steps", "2", "--evaluation.baselines", "false"]
+SAVE = re.compile(r"Save this as\s`([\w.]+)`")
+SMALL = ["--rounds", "3", "--evaluation.tasks", "2", "--evaluation.baselines", "false"]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_how_to_works_from_its_first_line_to_its_last(page, as_a_reader, capsy
         if language in ("python", "py") and "plot_comparison" not in block:  # which has runs of a whole grid to show
             torch.manual_seed(0)
             exec(compile(block, page.name, "exec"), {"__name__": "document"})
-        for line in block.splitlines() if language == "bash" else ():
+        for line in block.replace("\\\n", " ").splitlines() if language == "bash" else ():
             words = shlex.split(line.partition("obbo_lightning ")[2], comments=True)
             if not words or words[0] == "report":  # another program's, or of runs of a grid that is not played here
                 continue
