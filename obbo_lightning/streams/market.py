@@ -112,12 +112,11 @@ class MarketStream(Stream):
         one_of("data.on_bad_event", on_bad_event, ("raise", "skip"))
         self._first = positive("data.start", start)
         before, after = subset + subsets, beyond + horizon
-        _require_room(1, before + after)
+        _require_room(1 if prices else SIMULATED, before + after)
         training = training_mask(subset, validation, stride, offset, seed)
         if prices is None:
             if events != "auto":
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
-            _require_room(SIMULATED, before + after)
             table, named = simulate_market(SIMULATED, before, after, seed)
         else:
             table, named = _read_both(prices, events, columns, (threshold, lookback, gap, before, after))
