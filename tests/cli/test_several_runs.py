@@ -24,7 +24,7 @@ def asked(monkeypatch):
             self.append((str(directory), checkpoint, devices, rounds, data))
             end = self.ends.get(str(directory), 0)
             if isinstance(end, str):
-                raise ValueError(end)
+                raise KeyError(end) if end == "a defect" else ValueError(end)
             return end
 
     found = Asked()
@@ -41,6 +41,7 @@ def asked(monkeypatch):
         ({"b": "is finished"}, 2),
         ({"a": 1, "b": "is finished"}, 2),
         ({"c": "is finished"}, 2),
+        ({"a": "a defect"}, 2),
     ],
 )
 def test_of_several_runs_the_worst_code_is_returned_and_all_are_played(ends, code, asked, capsys):

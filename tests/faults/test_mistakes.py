@@ -6,6 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
+import polars as pl
 import pytest
 import torch
 import yaml
@@ -14,6 +15,7 @@ from obbo_lightning import cli
 from obbo_lightning.core import capacity
 from obbo_lightning.serving.inputs import ImageInputs
 from obbo_lightning.serving.sets import _read_file
+from obbo_lightning.streams import market
 from obbo_lightning.training.sizes import require_sizes
 
 QUADRATIC = ["--config", "quadratic"]
@@ -101,8 +103,6 @@ SIZES = {
     "image size": (["--data.image_size", "100000"], "data.image_size"),
     "tasks of a round": ([*QUADRATIC, "--tasks_per_round", "1000000000"], "tasks_per_round"),
     "evaluation": ([*QUADRATIC, "--evaluation.tasks", "1000000000"], "evaluation.tasks"),
-    "market": (["--config", "market", "--data.subset", "1000000000"], "data.subset"),
-    "simulated events": (["--config", "market", "--data.subset", "20000000"], "events × (data.subset"),
     "scaled images": (["--data", "images", "--data.path", "x", "--data.image_size", "1000000"], "data.image_size"),
     "dimension": ([*QUADRATIC, "--data.inner_dim", "1000000"], "inner_dim"),
 }
@@ -117,6 +117,21 @@ def test_a_window_of_tasks_is_as_large_as_its_tasks(monkeypatch):
         require_sizes({**usual, "algorithm": {"name": "oagd", "window": 1000}}, torch.zeros(1, 3), task)
     with pytest.raises(ValueError, match="workers must be at most 1000, got 1001"):
         require_sizes({**usual, "workers": 1001, "algorithm": {"name": "obbo"}}, torch.zeros(1, 3), task)
+
+
+def test_lanes_times_sites_are_counted_before_they_are_cut(monkeypatch):
+    def never(*given):
+        raise AssertionError("allocated")
+
+    monkeypatch.setattr(capacity, "memory", lambda: 10**7)
+    for name in ("simulate_market", "_cut_all", "training_mask"):
+        monkeypatch.setattr(market, name, never)
+    with pytest.raises(ValueError, match=r"events × \(data\.subset .* must fit into the memory of this machine"):
+        market.MarketStream(subset=4000)
+    monkeypatch.setattr(market, "training_mask", lambda *given: None)
+    monkeypatch.setattr(market, "_read_both", lambda *given: (None, pl.DataFrame({"ticker": ["A"] * 1000})))
+    with pytest.raises(ValueError, match=r"events × \(data\.subset .* must fit into the memory of this machine"):
+        market.MarketStream("prices.csv", subset=4000)
 
 
 def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
@@ -209,7 +224,9 @@ def test_what_a_command_raises_is_one_line_and_debug_shows_where(error, monkeypa
 
     monkeypatch.setattr("obbo_lightning.cli.watch.run", fail)
     assert cli.main(["watch", "x"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert ("x.csv: No space left on device" in said) == isinstance(error, OSError)
     assert cli.main(["watch", "x", "--debug"]) == 2
     assert "in fail" in capsys.readouterr().err
 
