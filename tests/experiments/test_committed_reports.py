@@ -14,7 +14,7 @@ COUNTED_IN_FULL = ("fc100_tuned", "market")
 COUNTS = re.compile(rb"\d+ / \d+, p [=<] [\d.]+")
 
 
-@pytest.mark.parametrize("name", ["default", "fc100", "fc100_tuned", "market", "quadratic"])
+@pytest.mark.parametrize("name", ["default", "default_tuned", "fc100", "fc100_tuned", "market", "quadratic"])
 def test_a_committed_report_is_made_again_to_the_last_byte(name, tmp_path):
     write_report([FOLDER / name], tmp_path, name, reference=REFERENCE.get(name))
     committed = [path for path in FOLDER.joinpath(name).iterdir() if path.suffix in (".md", ".csv")]
