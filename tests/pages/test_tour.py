@@ -11,6 +11,7 @@ NOTEBOOK = json.loads((Path(__file__).parents[2] / "docs" / "tour.ipynb").read_t
 CELLS = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # of Lightning's own loader
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
