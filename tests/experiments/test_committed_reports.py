@@ -32,8 +32,8 @@ def without_code(text):
 
 
 def committed_numbers():
-    """Every number in the CSV files of the reports."""
-    files = [path for path in FOLDER.glob("*/*.csv") if path.stem not in ("rounds", "timings", "events")]
+    """Every number in the CSV files of the reports, and of the experiments that no report is made of."""
+    files = [path for path in FOLDER.glob("**/*.csv") if path.stem not in ("rounds", "timings", "events")]
     return {word for path in files for word in NUMBER.findall(path.read_text())}
 
 
