@@ -41,6 +41,15 @@ FORECAST = {
     "--checkpoint": CHECKPOINT,
     "--output": _flag("where to; RUN_DIR/forecast.csv otherwise", type=Path, metavar="FILE.csv"),
 }
+GRID = {
+    "--config": _flag("a comparison file, or a shipped one's name", required=True, metavar="FILE"),
+    "--jobs": _flag("runs at a time", type=int, metavar="N"),
+    "--launcher": _flag("local, or slurm", default="local", metavar="NAME"),
+    "--slurm": _flag("what to ask of Slurm: configs/slurm/default.yaml", type=Path, metavar="FILE"),
+    "--output": _flag("where the folder of the grid is made", type=Path, default=Path("runs/compare")),
+    "--dry_run": _flag("the plan only", action="store_true"),
+    "--measure": _flag("with --dry_run: how long it will take", action="store_true"),
+}
 COMMANDS = {
     "resume": Command(
         "Go on with runs, exactly where they were stopped, or beyond their end.",
@@ -99,15 +108,7 @@ COMMANDS = {
     ),
     "compare": Command(
         "Play a grid of runs. It can be stopped at any time; the same command goes on.",
-        {
-            "--config": _flag("a comparison file, or a shipped one's name", required=True, metavar="FILE"),
-            "--jobs": _flag("runs at a time", type=int, metavar="N"),
-            "--launcher": _flag("local, or slurm", default="local", metavar="NAME"),
-            "--slurm": _flag("what to ask of Slurm: configs/slurm/default.yaml", type=Path, metavar="FILE"),
-            "--output": _flag("where the folder of the grid is made", type=Path, default=Path("runs/compare")),
-            "--dry_run": _flag("the plan only", action="store_true"),
-            "--measure": _flag("with --dry_run: how long it will take", action="store_true"),
-        },
+        GRID,
         "obbo compare --config default --jobs 2",
         "--KEY VALUE   a setting of all runs, as in `obbo fit`. `obbo schema compare` has what a file may say",
     ),
