@@ -153,7 +153,7 @@ class Flags(argparse.ArgumentParser):
     """A command's own flags; ``market``: those of `predict` for a market run."""
 
     def __init__(self, command: str, market: bool = False) -> None:
-        known = COMMANDS.get(command, Command("", {}, ""))
+        known = COMMANDS[command]
         super().__init__(
             command, description=known.about, add_help=False, allow_abbrev=False, formatter_class=_Formatter
         )
