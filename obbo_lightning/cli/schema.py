@@ -34,7 +34,6 @@ def comparison_schema() -> dict[str, Any]:
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
         },
         "settings": {"description": "what all runs have above the base", **nested_settings(flat)},
-        "tune": {"description": "how each method is tuned before, by the command of that name", "type": "object"},
         "grid": {
             "description": "for each key the values to try; or a name, and for each of its values the settings that "
             "change together",
