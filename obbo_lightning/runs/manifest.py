@@ -162,7 +162,10 @@ def checkpoint_to_use(run: RunDirectory, asked: Path | None = None) -> Path:
     content = read_checkpoint(chosen)
     saved, rounds = in_checkpoint(content, chosen), content["global_step"]
     if saved is not None:
-        require_settings(run, saved._replace(planned=0), changed="data.")
+        try:
+            require_settings(run, saved._replace(planned=0), changed="data.")
+        except ManifestError as differs:
+            raise ManifestError(f"checkpoint {chosen} is of another run: {differs}") from None
     named = re.fullmatch(r"round-(\d+)", chosen.stem)
     if named and int(named[1]) != rounds:
         raise ManifestError(f"checkpoint {chosen} must be of the round in its name, and is of round {rounds}")

@@ -58,7 +58,7 @@ class LaneRecorder(L.Callback):
             self.regret.append(self.latest[1])
 
     def write(self, module: OnlineBilevelModule, tested: dict[str, list[float]]) -> None:
-        """Write both files; ``tested`` are columns of one number a lane."""
+        """Write both files; ``tested`` are columns of one number a task and lane, of which events.csv has the mean."""
         self._remember()
         np.savez_compressed(self.run.lanes, rounds=np.array(self.rounds), regret=torch.stack(self.regret).numpy())
         outer = module.outer.detach()
@@ -66,7 +66,8 @@ class LaneRecorder(L.Callback):
             **({"weight": outer[:, 0].tolist()} if outer.shape[1] == 1 else {}),
             "regret": self.regret[-1].tolist(),
             "gradient_norm": self.gradient_norm.tolist(),
-            **{name: scores for name, scores in tested.items() if scores},  # none without test tasks
+            # none without test tasks
+            **{n: np.reshape(scores, (-1, len(outer))).mean(0).tolist() for n, scores in tested.items() if scores},
         }
         table = self.lanes.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
         cells(table).write_csv(self.run.events)

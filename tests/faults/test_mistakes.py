@@ -164,7 +164,8 @@ def test_an_alias_bomb_is_counted_and_not_written_out(tmp_path, monkeypatch, cap
     shutil.copytree(tmp_path, tmp_path / "run")
     (tmp_path / "run" / "bomb.yaml").rename(tmp_path / "run" / "config.yaml")
     assert "bomb.yaml must hold at most" in require_refused(["fit", "--config", "bomb.yaml"], capsys, tmp_path)
-    for command in ("resume", "validate", "predict", "report"):
+    require_refused(["validate", "run"], capsys, tmp_path)
+    for command in ("resume", "predict", "report"):
         assert "config.yaml cannot be read" in require_refused([command, "run"], capsys, tmp_path)
 
 

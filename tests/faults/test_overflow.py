@@ -63,6 +63,6 @@ def test_a_precision_that_nothing_uses_is_refused(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["fit", "--config", "quadratic", "--trainer.precision", "32"]) == 2
     assert "trainer.precision must be 64 for a problem that is computed in float64, got" in capsys.readouterr().err
-    assert cli.main(["fit", "--config", "quadratic", "--trainer.precision", "16-mixed"]) == 2
-    assert "trainer.precision must be 32 or 64, got 16-mixed" in capsys.readouterr().err
+    assert cli.main(["fit", "--config", "quadratic", "--trainer.precision", "bf16-true"]) == 2
+    assert "trainer.precision must be 32 or 64, got bf16-true" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

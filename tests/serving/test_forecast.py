@@ -118,7 +118,7 @@ def test_a_run_on_prices_that_end_at_the_event_is_played_and_forecast(made, tmp_
     assert "test_mse" not in pl.read_csv(run / "events.csv").columns
     # Its λ are of the same events, and yet of another run.
     file = list_checkpoints(run / "checkpoints")[-1]
-    assert_refused(capsys, ["predict", str(first), "--checkpoint", str(file)], "must be of the 3 events of")
+    assert_refused(capsys, ["predict", str(first), "--checkpoint", str(file)], "is of another run: algorithm.lr")
 
 
 def test_chosen_events_keep_their_own_weights_in_any_order(made, tmp_path):

@@ -30,7 +30,7 @@ def test_regrets_of_every_100th_and_of_the_last_round_also_after_a_resume(tmp_pa
     pass_by(first, module, range(1, 131))
     second.load_state_dict(first.state_dict())
     pass_by(second, module, range(131, 251))
-    second.write(module, {"test_loss": [0.5, 0.25, 0.125]})
+    second.write(module, {"test_loss": [0.5, 0.25, 0.125, 0.0, 0.75, 0.375]})  # two tasks
     with np.load(tmp_path / "lanes.npz") as lanes:
         assert lanes["rounds"].tolist() == [100, 200, 250]
         assert lanes["regret"].tolist() == [[t, 2 * t, 3 * t] for t in (100, 200, 250)]
@@ -39,4 +39,4 @@ def test_regrets_of_every_100th_and_of_the_last_round_also_after_a_resume(tmp_pa
     assert events.columns == ["ticker", "regret", "gradient_norm", "test_loss"]  # λ has two numbers a lane
     assert events["regret"].to_list() == [250.0, 500.0, 750.0]
     assert events["gradient_norm"].to_list() == [5.0, 250.0, 1.0]
-    assert events["test_loss"].to_list() == [0.5, 0.25, 0.125]
+    assert events["test_loss"].to_list() == [0.25, 0.5, 0.25]
