@@ -136,7 +136,7 @@ class FewShot(Problem):
         return {self.further[0]: hits.to(inner.dtype).mean().reshape(1)}
 
     def _weights(self, outer: Tensor) -> Tensor:
-        return outer[:, :-1] if self.learn_proximity else outer
+        return outer[:, : self.network.size]  # of λ, which may hold γ behind them, or of β
 
     def _cross_entropy(self, inner: Tensor, examples: Tensor, labels: Tensor, sample: Sample | None) -> Tensor:
         if labels.ndim == 2:  # tasks side by side, a lane each

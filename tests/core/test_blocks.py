@@ -272,7 +272,7 @@ def test_regret_and_generalized_gradient_of_the_blocks_add_up_to_the_total():
 def test_one_block_is_reported_as_a_lambda_without_blocks_is():
     blocks = Blocks(sources=OnSimplex(3, lr=0.1))
     _, records = stepped(OBBO(), blocks)
-    assert list(records[0].regret) == ["euclidean", "generalized", "exact"]
+    assert list(records[0].regret) == ["euclidean", "generalized", "exact", "geometry"]
     assert records[0].numbers == {}
     plain = OBBO(lr=0.1, geometry=NegativeEntropy(), domain=Simplex())
     step = OuterStep(torch.nn.Parameter(blocks.start(lanes=2, dtype=F64)), plain, 3)

@@ -303,7 +303,7 @@ def test_a_summary_in_words_has_its_numbers():
         ["with equal", "0.250"],
         ["with truth", "not finite"],
         ["regret: squared norms of windowed hypergradients, summed over rounds; lower is better", "1235"],
-        ["rounds skipped as not finite", "2"],
+        ["rounds skipped as not finite: each counts as the one before it, and regrets are lower bounds", "2"],
         ["seconds", "62"],
     ]
     rows, _ = printed(higher_is_better=False, last_value_accuracy=2.0, last_value_accuracy_median=1.5, events=9)

@@ -338,7 +338,7 @@ def test_columns_of_blocks_and_of_automatic_steps_have_their_names():
         *(f"regret/{name}/{block}" for name in ("euclidean", "generalized", "exact") for block in "ab"),
         *("generalized_norm/a", "generalized_norm/b", "lr", "lr/b"),
     ]  # fmt: skip
-    assert columns_of("mse", ["lr"])[-1] == "lr"
+    assert columns_of("mse", ["lr"])[-2:] == ["lr", "regret/geometry"]
     assert columns_of("mse")[:6] == ["round", "loss", "inner_loss", "mse", "test_mse", "test_mse_se"]
     outer = torch.tensor([[1.0, 5.0], [2.0, 7.0], [9.0, 6.0]])
     assert values_of(outer, {"x": 1, "y": 0}) == {"x": 6.0, "y": 2.0}
@@ -376,7 +376,7 @@ def test_each_process_judges_some_of_the_tasks_and_all_know_the_scores(tmp_path)
         seen.clear()
         share = SimpleNamespace(sum=lambda values: values)
         one.outer_step.ranks = SimpleNamespace(rank=rank, size=2, share=share)
-        scores = recorder._evaluate(one)
+        scores = recorder._evaluate(one, tasks)
         assert [next(i for i, task in enumerate(tasks) if task["x"] is one["x"]) for one in seen] == mine
         assert [i for i in range(5) if scores[2 * i]] == mine  # zeros are the others'
         assert len(scores) == 10

@@ -180,7 +180,7 @@ def test_a_run_directory_holds_what_the_readme_says(tiny, capsys):
     (path,) = (RunDirectory.create("runs", "tiny", "x").path.parent).glob("obbo-*")
     names = {p.name for p in path.iterdir()}
     files = {"config.yaml", "metrics.csv", "timings.csv", "tasks.csv", "state.json", "manifest.json", "summary.json"}
-    assert names == {*files, "checkpoints", "figures"}
+    assert names == {*files, "tests.csv", "checkpoints", "figures"}
     assert {p.name for p in (path / "figures").iterdir()} == {"regret.png", "accuracy.png"}
     assert [p.name for p in checkpoints.list_checkpoints(path / "checkpoints")] == [
         "round-00000008.ckpt",
