@@ -42,8 +42,10 @@ def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -
     }
     if not has_login() or not can_be_reached():
         os.environ["WANDB_MODE"] = "offline"  # otherwise W&B would ask, or wait, or give up
+    # A network is not waited for; W&B's own process is, which a busy machine starts slowly.
+    patience: dict[str, Any] = {"init_timeout": PATIENCE} if os.environ.get("WANDB_MODE", "online") == "online" else {}
     try:
-        logger = WandbLogger(settings=wandb.Settings(silent=True, init_timeout=PATIENCE), **options)
+        logger = WandbLogger(settings=wandb.Settings(silent=True, **patience), **options)
         experiment = logger.experiment
     except Exception as error:  # a key, a project or a tag that it does not like, a network: all have their own
         console.print(f"W&B cannot be reached ({type(error).__name__}): logging offline")
