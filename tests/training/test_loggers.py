@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,6 +18,16 @@ pytestmark = [
 
 RUN = ["--rounds", "6", "--problem.network.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "2",
        "--evaluation.every", "3", "--trainer.accelerator", "cpu"]  # fmt: skip
+
+
+def all_records(path):
+    """Those of a run that was finished: W&B's own process writes the last ones a little after `finish` returns."""
+    for _ in range(100):
+        found = list(records(path))
+        if any(one.WhichOneof("record_type") == "exit" for one in found):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{path} has no end")
 
 
 def records(path):
@@ -50,7 +61,7 @@ def test_wandb_offline_keeps_everything_and_says_how_to_sync(tmp_path, monkeypat
     printed = capsys.readouterr().out.replace("\n", "")
     assert "wandb sync" in printed
     (file,) = tmp_path.glob("runs/default/*/wandb/offline-run-*/*.wandb")
-    found = list(records(file))
+    found = all_records(file)
     (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"][:1]
     assert (run.project, run.run_group, list(run.tags)) == ("mine", "trial", ["a", "b"])
     rows, tests = [], []
