@@ -68,6 +68,8 @@ def main(words: Sequence[str]) -> None:
 
     table.hashlib = SimpleNamespace(sha256=sha256)  # type: ignore[assignment, attr-defined]
     clock.around(runs, "fit", "whole run")
+    if words and "--help" in words:
+        sys.exit(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         chosen = [*(words or QUADRATIC), *SILENT, "--output", folder]
         if cli.main(["fit", *chosen]):

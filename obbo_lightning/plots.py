@@ -61,32 +61,15 @@ def plot_comparison(*runs: str | Path) -> dict[str, Figure]:
     """
     backend = mpl.get_backend()  # a report's drawings choose one without windows; a notebook keeps its own
     try:
-        figures = _report_figures([Path(run) for run in runs])
+        import matplotlib.pyplot as plt
+
+        from obbo_lightning.experiments.report import draw_runs
+
+        drawings = draw_runs([Path(run) for run in runs], ", ".join(Path(run).resolve().name for run in runs))
+        for drawing in drawings:
+            plt.close(drawing.figure)  # pyplot must not show it a second time
     finally:
         mpl.use(backend)
-    return figures
-
-
-def _report_figures(paths: list[Path]) -> dict[str, Figure]:
-    """As `report` chooses them: what kind of comparison it is follows from what the runs hold."""
-    import matplotlib.pyplot as plt
-
-    from obbo_lightning.experiments import comparison, comparison_figures, market_comparison, market_figures, rates
-    from obbo_lightning.experiments.drawing import house_style
-    from obbo_lightning.experiments.runs import find_runs, label_runs
-
-    found, _ = find_runs(paths)
-    labelled, _ = label_runs(found)
-    title = ", ".join(path.resolve().name for path in paths)
-    with house_style():
-        if rates.has_rates(found):
-            drawings = rates.draw_rates(rates.read_rates(found)[0], title)
-        elif any(map(market_comparison.has_events, labelled)):
-            drawings = market_figures.draw_market(market_comparison.read_market(labelled)[0], title)
-        else:
-            drawings = comparison_figures.draw_comparison(comparison.read_comparison(labelled), title)
-    for drawing in drawings:
-        plt.close(drawing.figure)  # pyplot must not show it a second time
     return {drawing.name: drawing.figure for drawing in drawings}
 
 

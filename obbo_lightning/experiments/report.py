@@ -84,6 +84,13 @@ def write_report(
     return Report(page, [page, *written], tables, left_out)
 
 
+def draw_runs(paths: list[Path], title: str) -> list[Drawing]:
+    """The drawings of `write_report` alone, of finished runs."""
+    found, _, _ = _read(find_runs(paths)[0])
+    with house_style():
+        return _contents(found)[1](title)
+
+
 def _write_data(found: Found, output: Path) -> list[Path]:
     """What everything is made of, as CSV files."""
     try:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from as_played import as_if_played
 
-from obbo_lightning import cli
+from obbo_lightning import cli, plot_comparison
 from obbo_lightning.experiments.drawing import look_of
 from obbo_lightning.experiments.runs import find_runs, tell_apart
 from obbo_lightning.parts import name_of
@@ -59,6 +59,17 @@ def columns(path, name):
 def days(run):
     with (run / "events.csv").open() as file:
         return [row["timestamp"][:10] for row in csv.DictReader(file)]
+
+
+def test_the_figures_of_a_report_are_there_for_a_notebook(runs, report):
+    import matplotlib as mpl
+
+    backend = mpl.get_backend()
+    figures = plot_comparison(runs / "runs")
+    assert {f"{name}.png" for name in figures} == {path.name for path in report.glob("*.png")}
+    assert mpl.get_backend() == backend
+    labels = {text.get_text() for text in figures["regret"].findobj(mpl.text.Text)}
+    assert {"obbo", "sobow"} <= labels
 
 
 def test_the_table_is_what_numpy_makes_of_the_runs(runs, report):
