@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from obbo_lightning.experiments.comparison_weights import read_weights
 from obbo_lightning.experiments.runs import DAMAGE, Run, sorted_labels
 from obbo_lightning.foreign_text import uncelled_table
 from obbo_lightning.runs.table import read_rounds
@@ -62,6 +63,7 @@ class Comparison(NamedTuple):
         timings: seconds of all rounds so far, at each round with an evaluation.
         tasks: a row a test task of a run; empty where runs of an older version did not keep them.
         baselines: a row a round of what λ must beat, where the stream plays that.
+        weights: λ over the rounds, a row a coordinate with a name.
     """
 
     runs: pl.DataFrame
@@ -69,6 +71,7 @@ class Comparison(NamedTuple):
     timings: pl.DataFrame
     tasks: pl.DataFrame
     baselines: pl.DataFrame
+    weights: pl.DataFrame
 
     @property
     def metric(self) -> str:
@@ -96,6 +99,7 @@ class Comparison(NamedTuple):
             self.timings.sort(place, "seed", "round"),
             self.tasks.sort(place, "seed", "task"),
             self.baselines,
+            self.weights,
         )
 
 
@@ -117,6 +121,7 @@ def read_comparison(runs: Sequence[Run]) -> Comparison:
         pl.concat([_timings(run) for run in runs]),
         pl.concat([_tasks(run) for run in runs]),
         _baselines(runs),
+        read_weights(runs),
     ).facing(None)
 
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 
 from obbo_lightning.core.statistics import mean_and_error, standard_error
 from obbo_lightning.experiments.comparison import Comparison
+from obbo_lightning.experiments.comparison_weights import draw_all_weights
 from obbo_lightning.experiments.drawing import STYLES, Drawing, finish, look_of, new_figure, set_title
 from obbo_lightning.foreign_text import drawn
 
@@ -19,6 +20,7 @@ def draw_comparison(comparison: Comparison, title: str) -> list[Drawing]:
         _draw_regret(comparison, title),
         _draw_norms(comparison, title),
         _draw_stream(comparison, f"stream_{metric}", title),
+        *draw_all_weights(comparison.weights, comparison.labels, title),
     ]
     if comparison.runs["test_tasks"].max() == 0:  # a stream without test tasks
         return of_rounds

@@ -17,6 +17,7 @@ from obbo_lightning.experiments.comparison import (
 )
 from obbo_lightning.experiments.comparison_figures import draw_comparison
 from obbo_lightning.experiments.comparison_tables import comparison_tables
+from obbo_lightning.experiments.comparison_weights import WEIGHT_COLUMNS
 from obbo_lightning.experiments.drawing import Drawing, house_style, save_drawing
 from obbo_lightning.experiments.facts import facts_of, read_facts, settings_table, write_facts
 from obbo_lightning.experiments.market_comparison import MarketComparison, has_events, market_tables, read_market
@@ -30,7 +31,7 @@ from obbo_lightning.foreign_text import cells, uncelled_table
 
 Found = Comparison | MarketComparison | Rates
 DIGITS = 8  # of what is written
-MAY_LACK = ("tasks", "baselines")  # tables that some comparisons have no rows of
+MAY_LACK = ("tasks", "baselines", "weights")  # tables that some comparisons have no rows of
 
 
 class Report(NamedTuple):
@@ -147,6 +148,7 @@ def _read_earlier(path: Path) -> Found | None:
             _frame(path / "timings.csv", TIME_COLUMNS),
             _frame(path / "tasks.csv", TASK_COLUMNS),
             _frame(path / "baselines.csv", BASELINE_COLUMNS),
+            _frame(path / "weights.csv", WEIGHT_COLUMNS),
         )
     if (path / "regret.csv").is_file():
         return MarketComparison(

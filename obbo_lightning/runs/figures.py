@@ -1,6 +1,7 @@
 """Figures of one run, as files and for notebooks; without pyplot, whose state is the user's."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from obbo_lightning.runs.table import read_rounds
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 BESIDE = ("--", ":", "-.", (0, (1, 4)), "-")  # lines of baselines
 SHADES = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7", "#999999", "#44546A", "#7A5195")
+NAMED = 12  # coordinates that a legend has room for
 # Wide enough for any number; a layout that is computed would draw every figure twice.
 MARGINS = {"left": 0.15, "right": 0.97, "bottom": 0.13, "top": 0.91}
 
@@ -91,35 +93,49 @@ def _add_tests(axes: Axes, table: dict[str, np.ndarray], metric: str, untrained:
 
 
 def draw_weights(figure: Figure, outer: pl.DataFrame) -> None:
-    """λ over the rounds, a panel a block: shares of one as a stack, other numbers as lines.
+    """λ over the rounds, a panel a block.
 
     Args:
         figure: an empty one.
         outer: a column ``round`` and one a coordinate, ``trust[2]`` or ``decay``; the rows of outer.csv.
     """
-    blocks: dict[str, list[str]] = {}
-    for name in outer.columns[1:]:
-        blocks.setdefault(re.sub(r"\[\d+\]$", "", name), []).append(name)
+    blocks = blocks_of(outer.columns[1:])
     panels = figure.subplots(len(blocks), 1, sharex=True, squeeze=False)[:, 0]
-    rounds = outer["round"].to_numpy()
     for axes, (block, names) in zip(panels, blocks.items(), strict=True):
-        values = outer.select(names).to_numpy().T
-        shares = len(names) > 1 and np.allclose(values.sum(0), 1, atol=1e-3) and values.min() >= 0
-        colours = [SHADES[i % len(SHADES)] for i in range(len(names))]
-        labels = [drawn(name) for name in names]
-        if shares:
-            axes.stackplot(rounds, values, labels=labels, colors=colours, edgecolor="white", linewidth=0.3)
-            axes.set_ylim(0, 1)
-        else:
-            for one, label, colour in zip(values, labels, colours, strict=True):
-                axes.plot(rounds, one, color=colour, label=label)
-        if not shares and values.min() > 0 and values.max() > 30 * values.min():
-            axes.set_yscale("log")
+        draw_block(axes, outer.select("round", *names))
         axes.set_ylabel(drawn(block))
-        if 1 < len(names) <= 12:
+        if 1 < len(names) <= NAMED:
             axes.legend(reverse=True, frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         tidy(axes)
     panels[-1].set_xlabel("round t")
+
+
+def blocks_of(names: Sequence[str]) -> dict[str, list[str]]:
+    """The coordinates of each block.
+
+    >>> blocks_of(["trust[0]", "trust[1]", "decay"])
+    {'trust': ['trust[0]', 'trust[1]'], 'decay': ['decay']}
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(re.sub(r"\[\d+\]$", "", name), []).append(name)
+    return found
+
+
+def draw_block(axes: Axes, outer: pl.DataFrame) -> None:
+    """One block over the rounds: shares of one as a stack, other numbers as lines."""
+    rounds, names = outer["round"].to_numpy(), outer.columns[1:]
+    values = outer.select(names).to_numpy().T
+    colours = [SHADES[i % len(SHADES)] for i in range(len(names))]
+    labels = [drawn(name) for name in names]
+    if len(names) > 1 and np.allclose(values.sum(0), 1, atol=1e-3) and values.min() >= 0:
+        axes.stackplot(rounds, values, labels=labels, colors=colours, edgecolor="white", linewidth=0.3)
+        axes.set_ylim(0, 1)
+        return
+    for one, label, colour in zip(values, labels, colours, strict=True):
+        axes.plot(rounds, one, color=colour, label=label)
+    if values.min() > 0 and values.max() > 30 * values.min():
+        axes.set_yscale("log")
 
 
 def tidy(axes: Axes) -> None:
