@@ -86,6 +86,7 @@ from .problems.quadratic import Quadratic as Quadratic
 from .problems.spline import SmoothingSpline as SmoothingSpline
 from .serving.forecast import Forecast as Forecast, forecast as forecast
 from .serving.learned import Adapted as Adapted, Learned as Learned, LearnedNetwork as LearnedNetwork, load as load
+from .serving.rows import RowForecast as RowForecast, predict_rows as predict_rows
 from .streams.few_shot import FewShotStream as FewShotStream
 from .streams.follow import FollowStream as FollowStream
 from .streams.forgetting import ForgettingStream as ForgettingStream

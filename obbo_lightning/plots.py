@@ -24,7 +24,7 @@ def plot_run(run: str | Path) -> Figure:
     Args:
         run: a finished run's directory; or a folder above, for its newest run.
     """
-    directory = _newest(run)
+    directory = RunDirectory.newest(run)
     table = {column.name: column.to_numpy() for column in read_rounds(directory.metrics).fill_null(np.nan)}
     if not directory.finished:
         raise ValueError(f"plot_run needs a finished run, and {directory.path} is not: resume it first")
@@ -44,7 +44,7 @@ def plot_weights(run: str | Path) -> Figure:
     Args:
         run: a run directory whose values have names (it has an outer.csv); or a folder above, for its newest run.
     """
-    directory = _newest(run)
+    directory = RunDirectory.newest(run)
     if not directory.outer.is_file():
         raise ValueError(f"plot_weights needs values with names, and {directory.path} has no outer.csv")
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -71,11 +71,3 @@ def plot_comparison(*runs: str | Path) -> dict[str, Figure]:
     finally:
         mpl.use(backend)
     return {drawing.name: drawing.figure for drawing in drawings}
-
-
-def _newest(path: str | Path) -> RunDirectory:
-    """A run directory, or the newest one below a folder."""
-    below = sorted(Path(path).rglob("config.yaml"), key=lambda config: config.stat().st_mtime)
-    if not below:
-        raise ValueError(f"{path} is no run directory, and has none below it")
-    return RunDirectory.existing(below[-1].parent)

@@ -25,7 +25,7 @@ def _flag(meaning: str, **options: Any) -> dict[str, Any]:
     return {"help": meaning, **options}
 
 
-RUN = _flag("a run's directory", metavar="RUN_DIR")
+RUN = _flag("a run's directory, or a folder above: its newest run", metavar="RUN_DIR")
 CHECKPOINT = _flag("another checkpoint than the newest", type=Path, metavar="FILE")
 JUDGED = {
     "directory": RUN,
@@ -40,6 +40,13 @@ FORECAST = {
     "--bars": _flag("how many bars to forecast; the run's horizon otherwise", type=int, metavar="N"),
     "--checkpoint": CHECKPOINT,
     "--output": _flag("where to; RUN_DIR/forecast.csv otherwise", type=Path, metavar="FILE.csv"),
+}
+ROWS = {
+    "directory": RUN,
+    "--query": _flag("a CSV file with the same columns; the target may be missing", required=True, metavar="FILE.csv"),
+    "--data.csv": _flag("the run's table, where it has moved or grown", dest="csv", metavar="FILE.csv"),
+    "--checkpoint": CHECKPOINT,
+    "--output": _flag("where to", type=Path, default=Path("predictions.csv"), metavar="FILE.csv"),
 }
 COMPARED = {
     "--config": _flag("a comparison file, or a shipped one's name", required=True, metavar="FILE"),
@@ -104,7 +111,8 @@ COMMANDS = {
             "--checkpoint": CHECKPOINT,
         },
         "obbo predict export --support support --query query",
-        "A market run is forecast instead: RUN_DIR, --bars N, --data.prices FILE, --data.events FILE,\n"
+        "Of a run on a table, rows are predicted: RUN_DIR, --query FILE.csv, --data.csv FILE.csv, --output FILE.csv\n"
+        "A market run is forecast: RUN_DIR, --bars N, --data.prices FILE, --data.events FILE,\n"
         "--data.columns timestamp=Date,close=Close, --output FILE.csv, --checkpoint FILE",
     ),
     "compare": Command(
@@ -150,14 +158,14 @@ COMMANDS = {
 
 
 class Flags(argparse.ArgumentParser):
-    """A command's own flags; ``market``: those of `predict` for a market run."""
+    """A command's own flags; ``of``: those of `predict` for a ``market`` run, or for ``rows`` of a table."""
 
-    def __init__(self, command: str, market: bool = False) -> None:
+    def __init__(self, command: str, of: str | None = None) -> None:
         known = COMMANDS[command]
         super().__init__(
             command, description=known.about, add_help=False, allow_abbrev=False, formatter_class=_Formatter
         )
-        for name, options in (FORECAST if market else known.flags).items():
+        for name, options in {None: known.flags, "market": FORECAST, "rows": ROWS}[of].items():
             self.add_argument(name, **options)
 
     def error(self, message: str) -> NoReturn:

@@ -19,7 +19,7 @@ def judge(command: str, arguments: list[str]) -> int:
     """Print a small table, and keep what validation tasks said; ``command`` is the Trainer's method."""
     asked = Flags(command).parse_args(arguments)
     warn_in_lines()
-    run = RunDirectory.existing(asked.directory)
+    run = RunDirectory.newest(asked.directory)
     chosen = checkpoint_to_use(run, asked.checkpoint)
     settings = complete(read_settings(run))
     if asked.tasks is not None:

@@ -15,7 +15,7 @@ def run(arguments: list[str]) -> int:
     """Two CSV files, a figure, and a small table."""
     from obbo_lightning.training.run import warn_in_lines
 
-    asked = Flags("predict", market=True).parse_args(arguments)
+    asked = Flags("predict", "market").parse_args(arguments)
     warn_in_lines()
     output = asked.output or Path(asked.directory) / "forecast.csv"
     found = forecast(asked.directory, asked.prices, asked.events, asked.columns, asked.bars, asked.checkpoint)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -17,27 +18,40 @@ from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.serving.events import is_market
 from obbo_lightning.serving.inputs import ImageInputs
 from obbo_lightning.serving.learned import LearnedNetwork, learned
-from obbo_lightning.serving.parcel import read_parcel, title_of
+from obbo_lightning.serving.parcel import ABOUT, read_parcel, title_of
 from obbo_lightning.serving.predictions import Predictions, predict_in_batches
+from obbo_lightning.serving.rows import is_table
 from obbo_lightning.serving.sets import read_query, read_support
+from obbo_lightning.settings.files import Settings
 
 
 def run(arguments: list[str]) -> int:
     """Adapt to the support examples and say what the queries are; each kind of problem has its own way to predict."""
     asked, others = Flags("predict").parse_known_args(arguments)
-    directory = RunDirectory(asked.source)
-    if directory.config.is_file() and is_market(read_settings(directory)):
+    settings = _settings_of(asked.source)
+    if settings is not None and is_market(settings):
         from obbo_lightning.cli import market_forecast  # which needs more than a network does
 
         return market_forecast.run(arguments)
+    if settings is not None and is_table(settings):
+        from obbo_lightning.cli import row_forecast
+
+        return row_forecast.run(arguments)
     parcel = read_parcel(asked.source, asked.checkpoint)
     found = learned(parcel)
     if not isinstance(found, LearnedNetwork):
         what = short_name(found.about["problem"] or "a problem that could not be written down")
-        raise ValueError(f"predict needs a few-shot or a market run, and {asked.source} is of {what}")
+        raise ValueError(f"predict needs a few-shot, a table's or a market run, and {asked.source} is of {what}")
     if others:
         raise ValueError(f"predict: unrecognized arguments: {' '.join(others)}")
     return _classify(found, asked, title_of(parcel))
+
+
+def _settings_of(source: Path) -> Settings | None:
+    """Of a run; an export or a checkpoint is of a network, or of no use here."""
+    if not source.is_dir() or (source / ABOUT).is_file() or not any(source.rglob("config.yaml")):
+        return None
+    return read_settings(RunDirectory.newest(source))
 
 
 def _classify(found: LearnedNetwork, asked: argparse.Namespace, title: str) -> int:

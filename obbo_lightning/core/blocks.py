@@ -48,7 +48,8 @@ class Block(Part):
         self.lr = learning_rate("lr", lr)
         require_support(self.geometry, self.regularizer, self.domain)
         if not bool(self.domain.contains(start)):
-            raise ValueError(f"start must lie in {self.domain!r}, got {start[:4].tolist()}")
+            rule = "be above 0, and at most its upper end" if isinstance(self, Positive) else f"lie in {self.domain!r}"
+            raise ValueError(f"start must {rule}, got {start[:4].tolist()}")
 
     def start(self, seed: int = 0) -> Tensor:
         """Its first values ``[size]``; ``seed`` is for blocks that draw them."""
@@ -189,7 +190,8 @@ class Blocks(Part):
         for name, block in both.items():
             if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ValueError(f"blocks must have names of letters, digits and _, got {name!r}")
-            instance_of(name, block, Block)
+            if not isinstance(block, Block):
+                raise ValueError(f"{name} must be a block, such as Positive(0.1) or Interval(0.0, 1.0), got {block!r}")
         self.named = both
         ends = [0]
         for block in both.values():

@@ -194,8 +194,9 @@ def _require_inner(inner: Tensor, outer: Tensor) -> None:
 def _warn_if_diverging(residual: Tensor) -> None:
     if float(residual.nan_to_num(nan=0.0).max()) > 1:  # a NaN comes from the task, an overflow is infinite
         warnings.warn(
-            "the fixed point of the hypergradient does not contract (its residual grows): "
-            "use a smaller inner.lr, a stronger inner curvature, or ConjugateGradient",
+            "the fixed point of the hypergradient does not contract (its residual grows), so steps are less exact: a "
+            "smaller inner.lr (lr of OnlineTuner), a stronger inner curvature or ConjugateGradient mends it; where "
+            "scores are good, leave it",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -42,7 +42,7 @@ def draw_all_weights(weights: pl.DataFrame, labels: Sequence[str], title: str) -
 def _draw(weights: pl.DataFrame, labels: Sequence[str], block: str, names: list[str], title: str) -> Drawing:
     mine = weights.filter(pl.col("name").is_in(names))
     played = [label for label in labels if label in set(mine["label"])]
-    legend = len(names) if 1 < len(names) <= NAMED else 0
+    legend = 0 if len(names) == 1 else len(names) if len(names) <= NAMED else 2
     figure, rows = new_figure(1.0 + 0.95 * len(played) + 0.17 * -(-legend // 4), rows=len(played), sharex=True)
     for label, axes in zip(played, rows, strict=True):
         part = mine.filter(pl.col("label") == label)

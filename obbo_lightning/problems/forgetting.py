@@ -68,6 +68,11 @@ class Forgetting(Problem):
             return {"absolute_error": (fitted - y).abs().mean(-1)}
         return {"accuracy": ((fitted > 0) == (y > 0.5)).to(inner).mean(-1)}
 
+    def notes(self) -> dict[str, str | int]:
+        if self.kind == "classification":
+            return {"loss": "log loss: 0.693 is a coin, 0 is always right and sure"}
+        return {"loss": "squared error over the target's variance so far: 1 is no better than its mean"}
+
     def solution(self, outer: Tensor, task: Task) -> Tensor:
         """β̂(λ): one linear system, or Newton's method with a line search, from zero."""
         return self._solve(outer.double(), _double(task))[0].to(outer)

@@ -72,6 +72,14 @@ class RunDirectory:
                 raise ValueError(f"{place} must be a {'folder' if place in folders else 'file'}, and is not")
         return run
 
+    @classmethod
+    def newest(cls, path: str | Path) -> "RunDirectory":
+        """An earlier run's; of a folder with several below, the one that began last."""
+        below = sorted(Path(path).rglob("config.yaml"), key=lambda config: config.stat().st_mtime)
+        if (Path(path) / "config.yaml").is_file() or not below:
+            return cls.existing(path)
+        return cls.existing(below[-1].parent)
+
     @property
     def finished(self) -> bool:
         """A run is finished when its summary exists."""

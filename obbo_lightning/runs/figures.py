@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -25,15 +26,15 @@ MARGINS = {"left": 0.15, "right": 0.97, "bottom": 0.13, "top": 0.91}
 def draw_figures(
     metrics: Path, directory: Path, metric: str, untrained: float, title: str, baselines: Path | None = None
 ) -> list[Path]:
-    """Cumulative regret, and stream and test scores; returns the paths of the two PNG files."""
+    """Stream and test scores, and cumulative regret; returns the paths of the two PNG files."""
     table = {column.name: column.to_numpy() for column in read_rounds(metrics).fill_null(np.nan)}
     directory.mkdir(exist_ok=True)
     regret, scores = _new_figure(), _new_figure()
     _draw_regret(regret.axes[0], table, drawn(title))
     draw_scores(scores.axes[0], table, metric, untrained, drawn(title), read_baselines(baselines))
     return [
-        save_figure(regret, regret.axes[0], directory / "regret.png"),
         save_figure(scores, scores.axes[0], directory / f"{metric}.png"),
+        save_figure(regret, regret.axes[0], directory / "regret.png"),
     ]
 
 
@@ -72,10 +73,13 @@ def draw_scores(
     )
     for (name, scores), style in zip(others.items(), BESIDE, strict=False):
         axes.plot(rounds[width - 1 :], _smooth(scores, width), linestyle=style, color=GREY, linewidth=1, label=name)
+    means = [float(np.nanmean(one)) for one in (smooth, *others.values())]
+    if others and min(means) > 0 and max(means) > 4 * min(means) and metric != "accuracy":
+        axes.set_yscale("log")  # what needs no model is far away
     if np.isfinite(untrained):  # a stream need not have test tasks
         _add_tests(axes, table, metric, untrained)
     axes.set(xlabel="round t", ylabel=drawn(metric), title=title)
-    axes.legend(frameon=False)
+    axes.legend(frameon=bool(others), framealpha=0.7, fontsize="small" if others else None)
 
 
 def _smooth(values: np.ndarray, width: int) -> np.ndarray:
@@ -104,7 +108,7 @@ def draw_weights(figure: Figure, outer: pl.DataFrame) -> None:
     for axes, (block, names) in zip(panels, blocks.items(), strict=True):
         draw_block(axes, outer.select("round", *names))
         axes.set_ylabel(drawn(block))
-        if 1 < len(names) <= NAMED:
+        if len(names) > 1:
             axes.legend(reverse=True, frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         tidy(axes)
     panels[-1].set_xlabel("round t")
@@ -126,8 +130,10 @@ def draw_block(axes: Axes, outer: pl.DataFrame) -> None:
     """One block over the rounds: shares of one as a stack, other numbers as lines."""
     rounds, names = outer["round"].to_numpy(), outer.columns[1:]
     values = outer.select(names).to_numpy().T
-    colours = [SHADES[i % len(SHADES)] for i in range(len(names))]
-    labels = [drawn(name) for name in names]
+    many = len(names) > NAMED  # then the first is dark, the last one light, and only these are named
+    dark = colormaps["viridis"](np.linspace(0, 1, len(names)))
+    colours = [*dark] if many else [SHADES[i % len(SHADES)] for i in range(len(names))]
+    labels = [drawn(name) if not many or i in (0, len(names) - 1) else "_" for i, name in enumerate(names)]
     if len(names) > 1 and np.allclose(values.sum(0), 1, atol=1e-3) and values.min() >= 0:
         axes.stackplot(rounds, values, labels=labels, colors=colours, edgecolor="white", linewidth=0.3)
         axes.set_ylim(0, 1)

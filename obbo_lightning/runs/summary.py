@@ -13,6 +13,7 @@ from rich.table import Table
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.parts import short_name
 from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.problems.forgetting import Forgetting
 from obbo_lightning.problems.spline import SmoothingSpline
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.settings.layers import part_class
@@ -197,6 +198,8 @@ def _next_steps(settings: Settings, run: Path) -> list[str]:
     steps = [f"resume {run} --rounds N"]
     if problem is not None and issubclass(problem, FewShot):
         return [f"predict {run} --support DIR --query DIR", f"export {run} OUT", *steps]
+    if problem is not None and issubclass(problem, Forgetting) and settings["data"].get("csv") is not None:
+        return [f"predict {run} --query FILE.csv", *steps]
     return [f"predict {run}", *steps] if problem is not None and issubclass(problem, SmoothingSpline) else steps
 
 

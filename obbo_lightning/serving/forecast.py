@@ -83,7 +83,7 @@ def forecast(
         bars: how many to forecast; the run's ``data.horizon`` where not given.
         checkpoint: of the run, instead of the newest.
     """
-    directory = RunDirectory.existing(run)
+    directory = RunDirectory.newest(run)
     chosen = checkpoint_to_use(directory, Path(checkpoint) if checkpoint else None)
     settings = complete(read_settings(directory))
     data = require_market(settings, directory.path)

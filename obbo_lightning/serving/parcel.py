@@ -45,7 +45,7 @@ def read_parcel(path: Path, checkpoint: Path | None = None) -> Parcel:
         return _read_run(path)
     if not path.exists():
         raise ValueError(f"{path} must be a run directory, an export or a checkpoint, and does not exist")
-    return _read_run(checkpoint_to_use(RunDirectory.existing(path), checkpoint))
+    return _read_run(checkpoint_to_use(RunDirectory.newest(path), checkpoint))
 
 
 def _read_export(path: Path) -> Parcel:

@@ -64,7 +64,7 @@ def check(settings: Settings) -> Namespace:
     for key, value in _leaves(settings):
         if key not in known and not key.startswith(mappings):
             decided = key.rpartition(".")[2] in getattr(part_class(settings, "data"), "decided", ())
-            hint = "the tasks decide it" if decided else _suggestion(key, known)
+            hint = "the tasks decide it" if decided else _suggestion(key, known) + _chosen(settings, key)
             raise ConfigError(f"unknown key {key!r} (value {value!r}); {hint}")
         if value is None and key in NOT_NULL:
             raise ConfigError(f"{key} must have a value, got null")
@@ -103,6 +103,13 @@ def _suggestion(key: str, known: set[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return f"{parent or 'the top level'} takes {', '.join(k.rpartition('.')[2] for k in siblings) or 'no keys'}"
+
+
+def _chosen(settings: Settings, key: str) -> str:
+    """Which part does not have the key: often it is not the one that was meant."""
+    parent = key.rpartition(".")[0]
+    name = settings[parent].get("name") if isinstance(settings.get(parent), dict) else None
+    return f" ({parent} is {name}; --{parent} NAME chooses another)" if name else ""
 
 
 def make_parser(settings: Settings) -> ArgumentParser:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import numpy as np
 import torch
@@ -21,12 +22,18 @@ class StoredClasses:
         examples: ``[n, …]``.
         labels: class number of each.
         standardise: what makes examples as they are stored into examples as a network wants them.
+        names: of the classes; their numbers where not given.
     """
 
     def __init__(
-        self, examples: Tensor, labels: NDArray[np.integer], standardise: Callable[[Tensor], Tensor] | None = None
+        self,
+        examples: Tensor,
+        labels: NDArray[np.integer],
+        standardise: Callable[[Tensor], Tensor] | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         self.examples = examples
+        self.names = names
         self.members = {int(c): torch.from_numpy(np.flatnonzero(labels == c)) for c in np.unique(labels)}
         self._standardise = standardise
 
@@ -99,7 +106,11 @@ def divide(
     for split, wanted in zip(SPLITS, lists, strict=True):
         for name in map(str, wanted or ()):
             if name not in names:
-                raise ValueError(f"data.{split}_classes must be of the {len(names)} classes there are, got {name!r}")
+                near = get_close_matches(name, names, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(
+                    f"data.{split}_classes must be of the {len(names)} classes there are, got {name!r}{hint}"
+                )
             if name in owner:
                 raise ValueError(f"data.{split}_classes must not share a class with {owner[name]}, got {name!r}")
             owner[name] = split

@@ -88,7 +88,7 @@ class ExampleStream(FewShotStream):
         division = Division.of(labels, ratios, (train_classes, validation_classes, test_classes))
         self.features = Features.of(examples[division.trained])
         super().__init__(
-            StoredClasses(self.features(examples), division.numbers),
+            StoredClasses(self.features(examples), division.numbers, names=division.names),
             division.splits,
             Drawing(ways, shots, queries, order, period),
             seed,

@@ -94,7 +94,10 @@ class FewShotTasks(TaskSequence):
             )
         most, each = source.smallest(classes), drawing.shots + drawing.queries
         if most is not None and each > most:
-            raise ValueError(f"data.shots + data.queries must be at most {most} examples a class, got {each}")
+            raise ValueError(
+                f"data.shots + data.queries must be at most {most}, all examples of {_smallest(source, classes)}, "
+                f"got {each}: give it more, take it out, or lower them"
+            )
         task = 4.0 * drawing.ways * each * math.prod(source.shape)
         require_memory("data.ways × (data.shots + data.queries)", drawing.ways * each, task)
         self.source = source
@@ -126,6 +129,13 @@ class FewShotTasks(TaskSequence):
         names = sorted(set(self.superclasses))
         place = torch.tensor([names.index(s) / len(names) for s in self.superclasses])
         return torch.exp(3 * torch.cos(2 * math.pi * (place - t / self.drawing.period)))
+
+
+def _smallest(source: ExampleSource, classes: Sequence[int]) -> str:
+    """What the class with the fewest examples is called."""
+    smallest = min(classes, key=lambda c: source.smallest([c]) or 0)
+    names = getattr(source, "names", None)
+    return f"class {names[smallest]!r}" if names else f"class {smallest}"
 
 
 class FewShotStream(Stream):
@@ -161,8 +171,10 @@ class FewShotStream(Stream):
         def tasks(split: str, drawing: Drawing, *seed: int) -> FewShotTasks:
             return FewShotTasks(source, splits[split], self.LENGTHS[split], drawing, (*seed, split), superclass)
 
-        self.train = tasks("train", drawing, seed)
-        self.validation, self.test = tasks("validation", still), tasks("test", still)
+        made = {}
+        for split in sorted(splits, key=lambda split: len(splits[split])):  # the one with fewest classes refuses first
+            made[split] = tasks(split, drawing, seed) if split == "train" else tasks(split, still)
+        self.train, self.validation, self.test = made["train"], made["validation"], made["test"]
 
     def facts(self) -> dict[str, Any]:
         return facts_of(self.train.drawing.ways, self.train.source.shape)

@@ -1,5 +1,7 @@
 """A model on the last blocks of rows, each with a weight that is learned, judged on the next block."""
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +47,36 @@ class PastAndNext(TaskSequence):
 
     def task(self, t: int) -> Task:
         now = t + self.past
-        mean, deviation = (values[now - 1] for values in self._feature_scales)
-        scaled = np.clip((self.features[t : now + 1] - mean) / deviation, -self.clip, self.clip)
-        x = torch.from_numpy(np.concatenate([scaled, np.ones((*scaled.shape[:2], 1))], axis=-1))
-        target = self.target[t : now + 1]
-        if self.kind == "regression":
-            mean, deviation = (values[now - 1] for values in self._target_scales)
-            target = (target - mean) / deviation
-        y = torch.from_numpy(target.copy())
-        return {"x": x[:-1].flip(0), "y": y[:-1].flip(0), "x_new": x[-1].clone(), "y_new": y[-1].clone()}
+        mean, deviation = self.target_scale(t)
+        y_new = torch.from_numpy((self.target[now] - mean) / deviation)
+        return {**self.known(t), "x_new": self.scaled(self.features[now], t), "y_new": y_new}
+
+    def known(self, t: int) -> Task:
+        """What there is to learn from before block t + n, also where that is still to come: t up to the length."""
+        mean, deviation = self.target_scale(t)
+        y = torch.from_numpy((self.target[t : t + self.past] - mean) / deviation)
+        return {"x": self.scaled(self.features[t : t + self.past], t).flip(0), "y": y.flip(0)}
+
+    def scaled(self, features: NDArray[np.float64], t: int) -> Tensor:
+        """Rows ``[…, columns]`` as the model of block t + n takes them."""
+        mean, deviation = (values[t + self.past - 1] for values in self._feature_scales)
+        scaled = np.clip((features - mean) / deviation, -self.clip, self.clip)
+        return torch.from_numpy(np.concatenate([scaled, np.ones((*scaled.shape[:-1], 1))], axis=-1))
+
+    def target_scale(self, t: int) -> tuple[float, float]:
+        """Mean and deviation that the target of block t + n is measured by; classes are 0 and 1 as they are."""
+        if self.kind == "classification":
+            return 0.0, 1.0
+        mean, deviation = (float(values[t + self.past - 1, 0]) for values in self._target_scales)
+        return mean, deviation
 
     def frequency(self, t: int) -> float:
         """The mean of the target in all rows before block t + n."""
         return float(self._target_scales[0][t + self.past - 1, 0])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def running_scales(blocks: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -132,7 +151,11 @@ class ForgettingStream(Stream):
                 f"data.csv must have at least {least} rows, data.past {past} + 1 blocks of data.block {block}, "
                 f"got {count} {'drawn ones' if csv is None else f'in {csv}'}"
             )
-        self.skipped = rows.skipped
+        if rows.skipped:
+            warnings.warn(
+                f"no features, for they are words: {_some([one.column for one in rows.skipped])}", stacklevel=2
+            )
+        self.skipped, self.columns, self.classes = rows.skipped, rows.names, rows.classes
         self.train = PastAndNext(rows, block, past, clip)
         columns = dict(zip((*rows.names, str(target)), (*rows.features.T, rows.target), strict=True))
         self._columns = {} if csv is None else columns

@@ -34,6 +34,7 @@ class Rows(NamedTuple):
         target: ``[rows]``; 0 and 1 for a classification.
         kind: ``classification`` or ``regression``.
         skipped: columns that are no features because they are not numbers.
+        classes: what 0 and 1 are called in the file.
     """
 
     names: tuple[str, ...]
@@ -41,6 +42,7 @@ class Rows(NamedTuple):
     target: Numbers
     kind: str
     skipped: tuple[LeftOut, ...] = ()
+    classes: tuple[str, ...] = ("0", "1")
 
 
 def read_rows(path: Path, target: str | None, features: Sequence[str] | None = None, kind: str = "auto") -> Rows:
@@ -65,20 +67,42 @@ def read_rows(path: Path, target: str | None, features: Sequence[str] | None = N
         raise ValueError(f"data.csv must have a column of numbers besides {target!r}, got {path}, which has none")
     for name in used:
         _require_finite(path, name, table[name], numbers[name], "; data.features names the columns to use")
-    y, found = _target(path, target, table[target], kind)
+    y, found, classes = _target(path, target, table[target], kind)
     stacked = np.stack([numbers[name].to_numpy() for name in used], axis=1)
-    return Rows(tuple(used), stacked, y, found, tuple(LeftOut(name, "it has no numbers") for name in words))
+    return Rows(tuple(used), stacked, y, found, tuple(LeftOut(name, "it has no numbers") for name in words), classes)
 
 
-def _read(path: Path) -> pl.DataFrame:
+def read_queries(path: Path, names: Sequence[str], target: str | None) -> tuple[Numbers, pl.Series | None]:
+    """Rows whose target may not be known yet: their features ``[rows, features]``, and the target where all have one.
+
+    Args:
+        path: of a CSV file with at least these columns.
+        names: of the features, in their order.
+        target: the column that is predicted.
+    """
+    table = _read(path, "--query")
+    missing = [name for name in names if name not in table.columns]
+    if missing:
+        raise ValueError(f"--query must have the columns {_listed(names)}, got {path} without {missing[0]!r}")
+    numbers = {name: table[name].str.strip_chars().cast(pl.Float64, strict=False) for name in names}
+    for name in names:
+        _require_finite(path, name, table[name], numbers[name], key="--query")
+    known = table.select(name for name in table.columns if name == target).drop_nulls()
+    actual = known.to_series().str.strip_chars() if known.shape == (len(table), 1) else None
+    return np.stack([numbers[name].to_numpy() for name in names], axis=1), actual
+
+
+def _read(path: Path, key: str = "data.csv") -> pl.DataFrame:
     if not path.is_file():
-        raise ValueError(f"data.csv must be a CSV file that exists, got {str(path)!r}")
+        raise ValueError(f"{key} must be a CSV file that exists, got {str(path)!r}")
     try:
         table = pl.read_csv(path, infer_schema=False)  # words: what is no number is refused with its row
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"data.csv must be a CSV file, got {path}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{key} must be a CSV file, got {path}: {str(error).splitlines()[0]}") from None
     if table.is_empty():
-        raise ValueError(f"data.csv must have rows, got {path}, which has none")
+        raise ValueError(f"{key} must have rows, got {path}, which has none")
+    if len(table.columns) == 1 and any(sign in table.columns[0] for sign in ";\t|"):
+        raise ValueError(f"{key} must have its columns separated by commas, got {path} with {table.columns[0]!r}")
     return table
 
 
@@ -93,16 +117,18 @@ def _wanted(table: pl.DataFrame, target: str, features: Sequence[str] | None, pa
     return list(features)
 
 
-def _require_finite(path: Path, name: str, written: pl.Series, numbers: pl.Series, hint: str = "") -> None:
+def _require_finite(
+    path: Path, name: str, written: pl.Series, numbers: pl.Series, hint: str = "", key: str = "data.csv"
+) -> None:
     bad = np.flatnonzero(~np.isfinite(numbers.fill_null(np.nan).to_numpy()))
     if len(bad):
         got = written[int(bad[0])]
         rule = f"must be a finite number, got {'nothing' if got is None else repr(got)}{hint}"
-        raise ValueError(f"data.csv {path}, row {bad[0] + 1}: {name!r} {rule}")
+        raise ValueError(f"{key} {path}, row {bad[0] + 1}, line {bad[0] + 2}: {name!r} {rule}")
 
 
-def _target(path: Path, name: str, written: pl.Series, kind: str) -> tuple[Numbers, str]:
-    """The target as numbers, and which kind it is."""
+def _target(path: Path, name: str, written: pl.Series, kind: str) -> tuple[Numbers, str, tuple[str, ...]]:
+    """The target as numbers, which kind it is, and what 0 and 1 are called."""
     if written.null_count():
         row = int(written.is_null().arg_true()[0]) + 1
         raise ValueError(f"data.csv {path}, row {row}: the target {name!r} must have a value, got nothing")
@@ -115,7 +141,9 @@ def _target(path: Path, name: str, written: pl.Series, kind: str) -> tuple[Numbe
     if len(values) == 2 and kind != "regression":
         if numeric:
             _require_finite(path, name, written, numbers)
-        return ((numbers if numeric else written) == values[1]).cast(pl.Float64).to_numpy(), "classification"
+        ones = (numbers if numeric else written) == values[1]
+        classes = (written.filter(~ones)[0], written.filter(ones)[0])
+        return ones.cast(pl.Float64).to_numpy(), "classification", classes
     if kind == "classification":
         raise ValueError(
             f"data.target must have two values for data.kind classification, got {name!r} with {len(values)}"
@@ -123,7 +151,7 @@ def _target(path: Path, name: str, written: pl.Series, kind: str) -> tuple[Numbe
     if not numeric and numbers.null_count() == len(numbers):
         raise ValueError(f"data.target must be numbers, or have two values, got {name!r} with {len(values)} words")
     _require_finite(path, name, written, numbers)
-    return numbers.to_numpy(), "regression"
+    return numbers.to_numpy(), "regression", ()
 
 
 def draw_rows(kind: str, seed: int) -> Rows:

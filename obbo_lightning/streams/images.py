@@ -89,7 +89,7 @@ class ImageFolderStream(FewShotStream):
         division = Division.of(labels, ratios, (train_classes, validation_classes, test_classes))
         self.pixels = Pixels(*_statistics(images[division.trained]))
         super().__init__(
-            StoredClasses(channels_first(images), division.numbers, self.pixels),
+            StoredClasses(channels_first(images), division.numbers, self.pixels, division.names),
             division.splits,
             Drawing(ways, shots, queries, order, period),
             seed,

@@ -46,6 +46,6 @@ class RoundClock:
         each, busy = self._seconds / self._rounds, self._busy / self._rounds
         print(
             f"obbo: a round takes {each:.2g} s and computes for {busy:.2g} s of them: other work may use its cores "
-            "(fewer threads wait less, and the number decides the last bits of a run)",
+            "(nothing is wrong; it would be faster alone, or with fewer threads: --threads 1)",
             file=sys.stderr,
         )

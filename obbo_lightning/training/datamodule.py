@@ -175,7 +175,7 @@ class StreamDataModule(L.LightningDataModule):
             if rounds is not None and rounds > enough:
                 raise ValueError(
                     f"rounds must be at most the stream's {len(self.train)} tasks, {tasks_per_round} a round, "
-                    f"got {rounds}"
+                    f"got {rounds}: say --rounds {enough}"
                 )
             self.rounds = rounds or enough
         elif workers:

@@ -1,6 +1,7 @@
 """Hyperparameters that follow the data, in your own training: the Trainer is the inner solver."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from obbo_lightning.algorithms.obbo import OBBO
 from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.auto_step import SCALE
 from obbo_lightning.core.hypergradients import FixedPoint
 from obbo_lightning.core.memory import Warm
 from obbo_lightning.core.outer_step import OuterStep
@@ -23,6 +25,7 @@ from obbo_lightning.problems.live import AsTrained, LiveProblem
 from obbo_lightning.problems.module import Loss
 from obbo_lightning.training.validation_batches import ValidationBatches
 
+UNMOVED = 3  # outer steps after which a value that no loss depends on is named
 LOGGED = 100  # so many coordinates of λ at most
 USUAL_STEP = 0.1  # η of the fixed point, where the module is not trained by SGD
 
@@ -46,6 +49,7 @@ class OnlineTuner(L.Callback):
         algorithm: brings everything but the inner solver; None: OBBO with a window of 1, the blocks' own geometry and
             steps, and a fixed point of 2 iterations.
         lr: η of the fixed point, where the algorithm leaves it open; None: that of the module's SGD, or 0.1.
+        scale: a typical change a step, of the size of a value; smaller is calmer. Not with an ``algorithm``.
         seed: of validation batches.
         on_nonfinite: ``skip`` a hypergradient that is not finite, or ``raise``.
 
@@ -80,11 +84,13 @@ class OnlineTuner(L.Callback):
         lr: float | None = None,
         seed: int = 0,
         on_nonfinite: str = "skip",
+        scale: float | None = None,
     ) -> None:
         self.every = at_least("every", every, 1)
-        self.algorithm = instance_of(
-            "algorithm", algorithm or OBBO(window=1, hypergradient=FixedPoint(steps=2)), Algorithm
-        )
+        if algorithm is not None and scale is not None:
+            raise ValueError(f"scale must be the algorithm's own where one is given, got {scale!r} beside it")
+        usual = OBBO(window=1, hypergradient=FixedPoint(steps=2), scale=SCALE if scale is None else scale)
+        self.algorithm = instance_of("algorithm", algorithm or usual, Algorithm)
         self.validation = None if validation is None else ValidationBatches(validation, seed)
         self.losses = {"training_loss": training_loss, "validation_loss": validation_loss}
         self.lr = None if lr is None else positive("lr", lr)
@@ -98,6 +104,7 @@ class OnlineTuner(L.Callback):
         self._loaded: dict[str, Any] | None = None
         self._began = 0.0
         self._logged = -1
+        self._unmoved: set[str] | None = None
 
     def step(
         self,
@@ -123,6 +130,7 @@ class OnlineTuner(L.Callback):
         self._warm = played.warms[0]
         self.steps += 1
         hyper.outer.copy_(parameter.detach())
+        self._notice(played)
         return played
 
     def values(self) -> dict[str, float]:
@@ -161,6 +169,8 @@ class OnlineTuner(L.Callback):
                 f"OnlineTuner: {self.steps} outer steps, one every {self.every} batches; training took {times:.2f} "
                 f"times as long as without them"
             )
+        elif self.batches < self.every:
+            rank_zero_info(f"OnlineTuner: no outer step: every is {self.every}, and there were {self.batches} batches")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but λ, which is the module's."""
@@ -196,6 +206,20 @@ class OnlineTuner(L.Callback):
         if self._loaded is not None:
             self._outer_step.load_state_dict(self._loaded)
             self._loaded = None
+
+    def _notice(self, played: Round) -> None:
+        """Say so, once, where the losses do not depend on a value: it would stay where it is for ever."""
+        if self._problem is None or self.steps > UNMOVED:
+            return
+        by_name = self._problem.blocks.split(played.step.hypergradient)
+        still = {name for name, values in by_name.items() if not bool(values.any())}
+        self._unmoved = still if self._unmoved is None else self._unmoved & still
+        if self.steps == UNMOVED and self._unmoved and not bool(played.step.skipped.any()):
+            names = ", ".join(map(repr, sorted(self._unmoved)))
+            warnings.warn(
+                f"the losses do not depend on {names}: use hyper[name] in training_loss, as a tensor (no .item())",
+                stacklevel=4,
+            )
 
     def _live(self, lr: float) -> Algorithm:
         """The algorithm, with the module's own training as its inner solver."""

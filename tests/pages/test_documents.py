@@ -146,7 +146,7 @@ def test_forecasts_of_the_documents_are_accepted():
 
     assert len(list(predictions())) == 3
     for words in predictions():
-        assert Flags("predict", market=True).parse_args(words).directory == "RUN_DIR"
+        assert Flags("predict", "market").parse_args(words).directory == "RUN_DIR"
 
 
 def test_a_command_with_a_mistake_would_be_noticed():

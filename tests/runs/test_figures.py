@@ -21,7 +21,7 @@ def test_figures_are_drawn_of_a_table_with_gaps(tmp_path):
     )
     rounds.write_csv(tmp_path / "metrics.csv")
     drawn = draw_figures(tmp_path / "metrics.csv", tmp_path / "figures", "mse", 1.0, "small")
-    assert [path.name for path in drawn] == ["regret.png", "mse.png"]
+    assert [path.name for path in drawn] == ["mse.png", "regret.png"]
     for path in drawn:
         with Image.open(path) as image:
             assert image.size == (720, 480)
@@ -45,7 +45,7 @@ def test_the_moving_mean_stands_at_the_last_round_of_its_window(tmp_path, monkey
     columns |= {"regret/euclidean": np.arange(20.0), "regret/exact": np.arange(20.0) / 2}
     pl.DataFrame(columns).write_csv(tmp_path / "metrics.csv")
     draw_figures(tmp_path / "metrics.csv", tmp_path / "figures", "loss", 0.75, "small")
-    regrets, scores = drawn.values()
+    scores, regrets = drawn.values()
     every, smooth, tests = (line.get_xydata() for line in scores.lines[:3])
     assert np.allclose(every, np.stack([np.arange(1, 21), values], axis=1))
     # windows of 20 // 5 rounds

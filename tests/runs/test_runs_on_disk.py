@@ -334,3 +334,13 @@ def test_baselines_are_drawn_as_means_beside_the_stream(tmp_path, monkeypatch):
         assert np.allclose(lines[name], [(t, values[row, t - 10 : t].mean()) for t in range(10, 101)])
     assert "untrained" not in lines
     assert [line.get_label() for line in drawn["regret.png"].lines] == ["euclidean"]
+
+
+def test_a_folder_above_stands_for_its_newest_run(tmp_path):
+    for when, name in enumerate(("b", "a")):
+        played(tmp_path / "runs" / name, 1)
+        os.utime(tmp_path / "runs" / name / "config.yaml", (when, when))
+    assert RunDirectory.newest(tmp_path / "runs").path.name == "a"
+    assert RunDirectory.newest(tmp_path / "runs" / "b").path.name == "b"
+    with pytest.raises(ValueError, match="is no run directory"):
+        RunDirectory.newest(tmp_path / "nowhere")

@@ -82,7 +82,7 @@ def test_a_problem_without_a_network_leaves_its_outer_variable(tmp_path, capsys)
         load(run).adapt([], [])
     capsys.readouterr()
     assert cli.main(["predict", str(run), "--support", ".", "--query", "."]) == 2
-    assert "predict needs a few-shot or a market run" in capsys.readouterr().err
+    assert "predict needs a few-shot, a table" in capsys.readouterr().err
     assert cli.main(["export", str(run), str(tmp_path / "other"), "--format", "onnx"]) == 2
     assert "--format must be safetensors for a run without a network, got 'onnx'" in capsys.readouterr().err
 

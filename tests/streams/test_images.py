@@ -117,7 +117,7 @@ def test_a_class_that_no_split_uses_may_be_small(tmp_path):
     np.savez(tmp_path / "own.npz", images=pictures(np.random.default_rng(0), len(labels)), labels=labels)
     lists = {"train_classes": [0, 1, 2], "validation_classes": [3, 4], "test_classes": [5, 6]}
     assert small(tmp_path / "own.npz", **lists).names[-1] == "9"
-    with pytest.raises(ValueError, match="at most 1 examples a class"):
+    with pytest.raises(ValueError, match="at most 1, all examples of class"):
         small(tmp_path / "own.npz", **{**lists, "test_classes": [5, 12]})
 
 
@@ -154,7 +154,7 @@ def damaged(path):
         ),
         (write_npz, ["--data.image_size", "8"], "data.image_size must be an integer of at least 16, got 8"),
         (write_npz, ["--data.ways", "3"], "at most the 2 classes of the test split, got 3"),
-        (write_npz, ["--data.shots", "6"], "data.shots + data.queries must be at most 8 examples a class, got 11"),
+        (write_npz, ["--data.shots", "6"], "data.shots + data.queries must be at most 8, all examples of class"),
         (write_npz, ["--data.test_classes", "[77]"], "data.test_classes must be of the 12 classes there are, got '77'"),
         (
             write_npz,

@@ -1,5 +1,6 @@
 """OnlineTuner: hypergradients against differences, training untouched, checkpoints, loops of all kinds."""
 
+import math
 import random
 from itertools import chain
 
@@ -335,3 +336,41 @@ def test_a_batch_that_is_not_a_number_is_skipped_or_raised():
     assert torch.equal(model.hyper.outer, before)
     with pytest.raises(FloatingPointError, match="hypergradient is not finite"):
         OnlineTuner(on_nonfinite="raise").step(model, bad, data64()[:2])
+
+
+class Forgetful(nn.Module):
+    """Uses one of its two values."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.hyper = Hyperparameters(used=Positive(0.5), unused=Positive(0.5))
+
+    def training_loss(self, batch, hyper):
+        return ((self.weight - batch) ** 2).mean() + hyper["used"] * self.weight.square().sum()
+
+    def validation_loss(self, batch, hyper):
+        return ((self.weight - batch) ** 2).mean()
+
+
+def test_a_value_that_no_loss_depends_on_is_named_once_after_three_steps():
+    tuner, module, batch = OnlineTuner(), Forgetful(), torch.full((4,), 2.0)
+    for _ in range(2):
+        tuner.step(module, batch)
+    with pytest.warns(UserWarning, match="the losses do not depend on 'unused': use hyper"):
+        tuner.step(module, batch)
+    tuner.step(module, batch)
+    assert module.hyper["unused"] == 0.5
+    assert module.hyper["used"] != 0.5
+
+
+def test_a_smaller_scale_makes_smaller_steps_and_an_algorithm_has_its_own():
+    changes = []
+    for scale in (None, 0.03):
+        module = Forgetful()
+        OnlineTuner(scale=scale).step(module, torch.full((4,), 2.0))
+        changes.append(math.log(float(module.hyper["used"]) / 0.5))
+    assert changes[0] == pytest.approx(10 * changes[1], rel=1e-4)
+    assert abs(changes[0]) == pytest.approx(0.3, rel=1e-4)
+    with pytest.raises(ValueError, match=r"scale must be the algorithm's own where one is given, got 0\.1 beside it"):
+        OnlineTuner(algorithm=OBBO(window=1), scale=0.1)
