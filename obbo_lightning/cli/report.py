@@ -7,7 +7,21 @@ from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.experiments.report import write_report
+from obbo_lightning.experiments.tables import Table as Written
 from obbo_lightning.runs.console import PlainConsole
+
+
+def _shown(table: Written, width: int) -> Table:
+    """On a screen that is too narrow for it, a table that has fewer rows than columns lies on its side."""
+    rows = [list(table.columns), *map(list, table.rows)]
+    if sum(max(map(len, column)) + 3 for column in zip(*rows, strict=True)) > width and len(rows) < len(table.columns):
+        rows = [list(row) for row in zip(*rows, strict=True)]
+    shown = Table(title=table.name, caption=table.caption if table.name == "paired" else None)
+    for i, name in enumerate(rows[0]):
+        shown.add_column(name, overflow="fold", justify="right" if i else "left")
+    for row in rows[1:]:
+        shown.add_row(*row)
+    return shown
 
 
 def run(arguments: list[str]) -> int:
@@ -19,12 +33,7 @@ def run(arguments: list[str]) -> int:
     report = write_report(asked.directories, output, title, (ticker, day) if asked.event else None, asked.reference)
     console = PlainConsole()
     for table in report.tables:
-        shown = Table(title=table.name)
-        for i, name in enumerate(table.columns):
-            shown.add_column(name, overflow="fold", justify="right" if i else "left")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
+        console.print(_shown(table, console.width))
     files = ", ".join(sorted(path.name for path in report.written if path != report.page))
     console.print(f"\n{report.page}\nbeside it: {files}", soft_wrap=True, highlight=False)
     for one in report.left_out:

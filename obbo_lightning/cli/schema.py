@@ -5,7 +5,7 @@ from typing import Any
 
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.experiments.grid import KEYS
-from obbo_lightning.experiments.tune_request import KEYS as TUNED, STEP
+from obbo_lightning.experiments.tune_request import KEYS as TUNED, STEPS
 from obbo_lightning.settings.json_schema import flat_settings, nested_settings
 
 SCALAR = {"type": ["string", "number", "boolean", "null"]}
@@ -73,7 +73,7 @@ def _tuned(flat: dict[str, dict[str, Any]]) -> dict[str, Any]:
             "description": "for each key an interval, in which logarithms are uniform, or a list of values",
             "type": "object",
             "properties": {key: {"anyOf": [several, {**ends, "additionalProperties": False}]} for key in flat},
-            "required": [STEP],
+            "oneOf": [{"required": [step]} for step in STEPS],
         },
         "rounds": {"description": "of a trial; those of the comparison otherwise", **whole},
         "budget": {

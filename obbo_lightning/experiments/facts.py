@@ -32,8 +32,8 @@ DECISIVE = {
 }
 
 
-def facts_of(labels: Sequence[str], runs: Sequence[Run]) -> Facts:
-    """What all runs share, in a few words."""
+def facts_of(labels: Sequence[str], runs: Sequence[Run], repeated: int = 0) -> Facts:
+    """What all runs share, in a few words; ``repeated``: how many more were the same as one of them."""
     settings = [run.settings for run in runs]
     shared = {k: v for k, v in settings[0]["data"].items() if all(s["data"].get(k) == v for s in settings)}
     places = {k for k in runs[0].stream.may_differ if isinstance(shared.get(k), str)}
@@ -44,6 +44,7 @@ def facts_of(labels: Sequence[str], runs: Sequence[Run]) -> Facts:
         ("data", ", ".join(word.removeprefix("name = ") for word in data)),
         ("problem", "; ".join(dict.fromkeys(_words(s.get("problem")) for s in settings))),
         ("runs", str(len(runs))),
+        ("not counted", f"{repeated} whose seed changed nothing: no errors over seeds" if repeated else ""),
         ("rounds T", _several([s["rounds"] for s in settings])),
         ("seeds", _several([s["seed"] for s in settings])),
         ("regret window w_R", _several([s["regret_window"] for s in settings])),

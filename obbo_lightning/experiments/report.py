@@ -24,7 +24,7 @@ from obbo_lightning.experiments.market_comparison import MarketComparison, has_e
 from obbo_lightning.experiments.market_figures import draw_event, draw_market
 from obbo_lightning.experiments.page import write_page
 from obbo_lightning.experiments.rates import BEFORE, Rates, draw_rates, has_rates, rates_tables, read_rates
-from obbo_lightning.experiments.runs import LeftOut, Run, find_runs, label_runs
+from obbo_lightning.experiments.runs import LeftOut, Run, find_runs, label_runs, without_repetitions
 from obbo_lightning.experiments.tables import Table, write_table
 from obbo_lightning.experiments.tuning import draw_found, found_tables, read_found, write_found
 from obbo_lightning.foreign_text import cells, uncelled_table
@@ -61,17 +61,19 @@ def write_report(
         raise ValueError(f"--output must not be a run directory, got {str(output)!r}")
     earlier = _earlier(paths[0]) if len(paths) == 1 and not any(paths[0].rglob("config.yaml")) else None
     runs, left_out = ([], []) if earlier else find_runs(paths)
+    repeated = 0
     if earlier:
         found = earlier
     else:
-        found, runs, unused = _read(runs)
-        left_out += unused
+        every = runs
+        found, runs, unused = _read(every)
+        left_out, repeated = left_out + unused, len(every) - len(runs) - len(unused)
     if event and not (runs and isinstance(found, MarketComparison)):
         raise ValueError(f"--event needs market runs with their prices, got {' '.join(event)!r} without them")
     found = _rounded(found.facing(reference))
     tables, draw = _contents(found)
     facts, settings = (
-        (facts_of(found.labels, runs), settings_table(runs)) if runs else read_facts(found.labels, paths[0])
+        (facts_of(found.labels, runs, repeated), settings_table(runs)) if runs else read_facts(found.labels, paths[0])
     )
     tables += found_tables(searched := read_found(paths))
     with house_style():
@@ -119,7 +121,8 @@ def _read(runs: Sequence[Run]) -> tuple[Found, list[Run], list[LeftOut]]:
     if any(map(has_events, labelled)):
         market, unused = read_market(labelled)
         return market, labelled, left_out + unused
-    return read_comparison(labelled), labelled, left_out
+    once = without_repetitions(labelled)
+    return read_comparison(once), once, left_out
 
 
 def _contents(found: Found) -> tuple[list[Table], Callable[[str], list[Drawing]]]:

@@ -148,6 +148,15 @@ def label_runs(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
     return list(kept.values()), left_out
 
 
+def without_repetitions(runs: Sequence[Run]) -> list[Run]:
+    """Seeds that gave the same run, number for number, count once: rows of a file are the same for every seed."""
+    kept: list[Run] = []
+    for run in runs:
+        if not any(run.label == other.label and run.metrics.equals(other.metrics) for other in kept):
+            kept.append(run)
+    return kept
+
+
 def _chosen_data(run: Run) -> dict[str, Any]:
     """What runs on the same data may choose, such as where λ starts; a text only says where the data lie."""
     chosen = {key: run.settings["data"].get(key) for key in run.stream.may_differ}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from obbo_lightning.settings.files import ConfigError, Settings
 
-STEP = "algorithm.lr"  # α, which is always searched
+STEPS = {"algorithm.lr": "step α", "algorithm.scale": "scale of the step"}  # one of them is always searched
 
 
 class Range(NamedTuple):
@@ -88,8 +88,9 @@ def read_tune(found: Any) -> Request:
             raise ConfigError(f"tune takes {', '.join(KEYS)}, got {key!r}")
     read = {key: section.get(key, usual) for key, usual in KEYS.items()}
     search = {key: _range(key, given) for key, given in _mapping("tune.search", read["search"]).items()}
-    if STEP not in search:
-        raise ConfigError(f"tune.search must have {STEP}, which every method is tuned by, got {', '.join(search)}")
+    if len([key for key in STEPS if key in search]) != 1:
+        wanted = " or (where that is auto) ".join(STEPS)
+        raise ConfigError(f"tune.search must have {wanted}, which every method is tuned by, got {', '.join(search)}")
     budget = _mapping("tune.budget", read["budget"])
     if len(budget) != 1 or next(iter(budget)) not in ("rounds", "calls"):
         raise ConfigError(f"tune.budget must have rounds or calls, got {read['budget']!r}")

@@ -12,7 +12,7 @@ from obbo_lightning.experiments.drawing import Drawing, finish, house_style, loo
 from obbo_lightning.experiments.runs import read_run
 from obbo_lightning.experiments.tables import Table, plain
 from obbo_lightning.experiments.tune import Tuning
-from obbo_lightning.experiments.tune_request import STEP, Request
+from obbo_lightning.experiments.tune_request import STEPS, Request
 from obbo_lightning.foreign_text import cells, drawn, uncelled_table
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 
@@ -51,6 +51,11 @@ class Found(NamedTuple):
     def labels(self) -> list[str]:
         """Of the methods, in order."""
         return self.trials["method"].unique(maintain_order=True).to_list()
+
+    @property
+    def step(self) -> str:
+        """Which step every method was tuned by; a damaged table has none, and is refused for its want of α."""
+        return next((key for key in STEPS if key in self.trials.columns), next(iter(STEPS)))
 
 
 def write_search(tuning: Tuning, request: Request, folder: Path, title: str) -> None:
@@ -134,7 +139,7 @@ def _read(folder: Path) -> Found:
             for name in (TRIALS, SEARCHED, TUNED)
         ]
         found = Found(*tables)  # type: ignore[arg-type]
-        found.trials.select(*OF_TRIALS, STEP), found.searched.select(OF_SEARCHED)
+        found.trials.select(*OF_TRIALS, found.step), found.searched.select(OF_SEARCHED)
     except (OSError, pl.exceptions.PolarsError) as damage:
         reason = " ".join(str(damage).split())
         raise ValueError(f"{folder} holds a damaged search: {type(damage).__name__} {reason}") from None
@@ -223,28 +228,29 @@ def _trials(found: Found) -> Table:
 
 
 def draw_found(found: Found | None, title: str) -> list[Drawing]:
-    """Results against α, a curve a method; none where nothing was searched."""
+    """Results against the step, a curve a method; none where nothing was searched."""
     if found is None:
         return []
     figure, (axes,) = new_figure(3.6)
-    first = found.searched.row(0, named=True)
+    first, step = found.searched.row(0, named=True), found.step
     for label in found.labels:
         look = look_of(found.labels, label)
-        trials = found.trials.filter(pl.col("method") == label).drop_nulls(["result", STEP]).sort(STEP)
+        trials = found.trials.filter(pl.col("method") == label).drop_nulls(["result", step]).sort(step)
         whole, given_up = (trials.filter(test) for test in (pl.col("state") == "whole", pl.col("state") == "given up"))
-        axes.plot(whole[STEP].to_list(), whole["result"].to_list(), **look)
+        axes.plot(whole[step].to_list(), whole["result"].to_list(), **look)
         hollow = {"color": look["color"], "marker": look["marker"], "fillstyle": "none", "linestyle": "none"}
-        axes.plot(given_up[STEP].to_list(), given_up["result"].to_list(), markersize=4, **hollow)
+        axes.plot(given_up[step].to_list(), given_up["result"].to_list(), markersize=4, **hollow)
         chosen = trials.filter("chosen")
-        axes.plot(chosen[STEP].to_list(), chosen["result"].to_list(), **{**hollow, "marker": "o", "markersize": 11})
+        axes.plot(chosen[step].to_list(), chosen["result"].to_list(), **{**hollow, "marker": "o", "markersize": 11})
     judged = "validation" if first["judged_on"] == "validation" else "stream"
     better = "higher is better" if first["higher_is_better"] else "lower is better"
-    axes.set(xscale="log", xlabel="step α", ylabel=f"{judged} {drawn(first['name'])}\n({better})")
+    axes.set(xscale="log", xlabel=STEPS[step], ylabel=f"{judged} {drawn(first['name'])}\n({better})")
     caption = (
-        "What each trial gave, against its step α; large rings are the chosen ones, hollow marks were given up early. "
+        f"What each trial gave, against its {STEPS[step]}; large rings are the chosen ones, hollow marks were given up "
+        "early. "
         "Where other settings are searched, too, a curve goes through trials that differ in them."
     )
-    return [finish(figure, axes, "sensitivity", caption, f"{title}: sensitivity to α")]
+    return [finish(figure, axes, "sensitivity", caption, f"{title}: sensitivity to the {STEPS[step]}")]
 
 
 def _mean(values: pl.Series) -> str:

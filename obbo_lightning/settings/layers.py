@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 from obbo_lightning.parts import KINDS, part
@@ -31,16 +31,28 @@ def read_layers(arguments: Sequence[str]) -> tuple[Settings, set[str]]:
 
 def merge(layers: Sequence[Settings], flags: Settings) -> Settings:
     """The first layer is the default; what ``per_algorithm`` has for the chosen one goes above layers, below flags."""
-    merged: Settings = {}
     for layer in (*layers, flags):
         _require_sections(layer)
-        if layer is not flags:
-            merged = overlay(merged, layer)
+    nothing: Settings = {}
+    default = _for_what_is_played(layers[0], reduce(overlay, (*layers, flags), nothing))
+    merged = reduce(overlay, (default, *layers[1:]), nothing)
     name = overlay(merged, flags)["algorithm"].get("name")
     per_algorithm = merged.pop("per_algorithm", None) or {}
     _require_per_algorithm(per_algorithm)
     merged = overlay(merged, {"algorithm": {"name": name, **per_algorithm.get(name, {})}})
     return overlay(merged, flags)
+
+
+def _for_what_is_played(default: Settings, asked: Settings) -> Settings:
+    """The default without what it says for few-shot adaptation alone, and for our own algorithms alone."""
+    from obbo_lightning.problems.few_shot import FewShot  # as late as the parts themselves
+
+    algorithm, problem = part_class(asked, "algorithm"), part_class(asked, "problem")
+    own = algorithm is not None and not algorithm.__module__.startswith("obbo_lightning.")
+    few_shot = problem is not None and issubclass(problem, FewShot)
+    dropped = set(default.get("algorithm", {})) - {"name"} if own else set() if few_shot else {"inner", "hypergradient"}
+    kept = {key: value for key, value in default.get("algorithm", {}).items() if key not in dropped}
+    return {**default, "algorithm": kept} if dropped else default
 
 
 def overlay(base: Settings, layer: Settings, path: str = "") -> Settings:

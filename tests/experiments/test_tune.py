@@ -186,7 +186,10 @@ def test_a_report_shows_the_search_and_is_made_again_from_its_files(played, tmp_
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"search": {"algorithm.window": [1]}}, "tune.search must have algorithm.lr"),
+        (
+            {"search": {"algorithm.window": [1]}},
+            "tune.search must have algorithm.lr or (where that is auto) algorithm.scale, which",
+        ),
         ({"search": {"algorithm.lr": {"low": 0, "high": 1.0}}}, "tune.search.algorithm.lr must have 0 < low < high"),
         ({"search": {"algorithm.lr": {"low": 0.1}}}, "must be a list, or have low and high"),
         ({"search": {"algorithm.lr": [0.1, 0.1]}}, "must have values that differ"),
