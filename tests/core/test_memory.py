@@ -136,3 +136,13 @@ def test_task_window_continues_from_its_state():
 
 def test_no_memory_takes_the_newest():
     assert NoMemory().merge(torch.tensor([[[1.0]], [[2.0]]])).tolist() == [[2.0]]
+
+
+def test_remembered_tasks_are_restored_with_all_of_their_warm_starts():
+    warm = Warm(torch.ones(1, 2), torch.full((1, 2), 2.0), torch.full((1, 4), 3.0))
+    memory, again = TaskWindow(3), TaskWindow(3)
+    memory.keep([[({"x": torch.zeros(1)}, warm)]])
+    again.load_state_dict(memory.state_dict())
+    ((_, found),), _ = again.recall([])
+    for name, value in warm.state_dict().items():
+        assert torch.equal(getattr(found, name), value), name

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -18,7 +19,7 @@ from processes import Forked
 
 from obbo_lightning import cli
 from obbo_lightning.streams import arrivals, follow
-from obbo_lightning.streams.follow import FollowStream
+from obbo_lightning.streams.follow import Following, FollowStream
 from obbo_lightning.streams.task_files import DamagedTaskError
 from obbo_lightning.training import run as runs
 
@@ -364,3 +365,16 @@ def test_stopped_five_times_while_tasks_arrive_it_is_the_undisturbed_run(here):
     whole, stopped = (only_run(folder) for folder in (here / "whole", followed))
     for name in ("metrics.csv", "tasks.csv"):
         assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize(("path", "passed"), [("-", 0), ("other.jsonl", 3)])
+def test_tasks_that_were_played_are_passed_over_in_another_file_and_not_in_a_pipe(path, passed):
+    taken = []
+
+    def take():
+        taken.append(path)
+        return "a task"
+
+    tasks = SimpleNamespace(path=path, arrivals=lambda position=None: SimpleNamespace(take=take))
+    Following(tasks, None).load_state_dict({"path": "tasks.jsonl", "position": None, "count": 3, "like": {}})
+    assert len(taken) == passed

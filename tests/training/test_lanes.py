@@ -40,3 +40,14 @@ def test_regrets_of_every_100th_and_of_the_last_round_also_after_a_resume(tmp_pa
     assert events["regret"].to_list() == [250.0, 500.0, 750.0]
     assert events["gradient_norm"].to_list() == [5.0, 250.0, 1.0]
     assert events["test_loss"].to_list() == [0.25, 0.5, 0.25]
+
+
+def test_a_last_round_that_is_kept_already_is_kept_once(tmp_path):
+    stream = QuadraticStream(lanes=3, outer_dim=2)
+    module = OnlineBilevelModule(stream.problem, OBBO(), stream.initial_outer())
+    recorder = LaneRecorder(RunDirectory(tmp_path), pl.DataFrame({"ticker": ["a", "b", "c"]}))
+    pass_by(recorder, module, range(1, 201))
+    recorder.write(module, {})
+    with np.load(tmp_path / "lanes.npz") as lanes:
+        assert lanes["rounds"].tolist() == [100, 200]
+        assert lanes["regret"].shape == (2, 3)

@@ -502,3 +502,13 @@ def test_a_defect_in_a_run_says_how_to_go_on(monkeypatch):
     monkeypatch.setattr(running, "fit", defect)
     with pytest.raises(running.RunFailedError, match=r"RuntimeError: a defect .* go on with: python -m .* resume here"):
         play_to_exit_code({}, SimpleNamespace(path="here"), None, None)
+
+
+def test_a_module_without_a_start_has_that_of_its_seed():
+    class Drawn(Nonlinear):
+        def initial_outer(self, seed):
+            return torch.full((1, 3), float(seed), dtype=torch.float64)
+
+    assert OnlineBilevelModule(Drawn(), SAMPLED, seed=4).outer.tolist() == [[4.0, 4.0, 4.0]]
+    given = torch.zeros(1, 3, dtype=torch.float64)
+    assert OnlineBilevelModule(Drawn(), SAMPLED, given, seed=4).outer.tolist() == [[0.0, 0.0, 0.0]]

@@ -23,6 +23,7 @@ from obbo_lightning import (
     Positive,
 )
 from obbo_lightning.checks.differences import central_difference
+from obbo_lightning.problems.live import AsTrained
 from obbo_lightning.training.validation_batches import ValidationBatches
 
 F64 = torch.float64
@@ -374,3 +375,48 @@ def test_a_smaller_scale_makes_smaller_steps_and_an_algorithm_has_its_own():
     assert abs(changes[0]) == pytest.approx(0.3, rel=1e-4)
     with pytest.raises(ValueError, match=r"scale must be the algorithm's own where one is given, got 0\.1 beside it"):
         OnlineTuner(algorithm=OBBO(window=1), scale=0.1)
+
+
+class Moody(nn.Module):
+    """Writes down in which mode each loss is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.ones(1)), {"training": set(), "validation": set()}
+        self.hyper = Hyperparameters(pull=Positive(0.5))
+
+    def training_loss(self, batch, hyper):
+        self.seen["training"].add(self.training)
+        return ((self.weight - batch) ** 2).mean() + hyper["pull"] * self.weight.square().sum()
+
+    def validation_loss(self, batch, hyper):
+        self.seen["validation"].add(self.training)
+        return ((self.weight - batch) ** 2).mean()
+
+
+def test_the_training_loss_is_of_a_module_that_trains_and_the_validation_loss_of_one_that_is_judged():
+    module = Moody().train()
+    OnlineTuner().step(module, torch.full((4,), 2.0))
+    assert module.seen == {"training": {True}, "validation": {False}}
+    assert module.training
+
+
+def test_the_users_step_of_the_fixed_point_is_before_that_of_the_optimizer(monkeypatch):
+    used = []
+    monkeypatch.setattr(
+        "obbo_lightning.training.tuner.AsTrained", lambda network, lr: used.append(lr) or AsTrained(network, lr)
+    )
+    batch = torch.full((4,), 2.0)
+    OnlineTuner(lr=0.05).step(Moody(), batch, lr=0.2)
+    OnlineTuner().step(Moody(), batch, lr=0.2)
+    OnlineTuner().step(Moody(), batch)
+    assert [lr for lr in used if lr != 0.1] == [0.05, 0.2]
+    assert used[-1] == 0.1
+
+
+def test_a_tuner_goes_on_with_its_batches_and_its_steps():
+    tuner, again, batch = OnlineTuner(every=4), OnlineTuner(every=4), torch.full((4,), 2.0)
+    tuner.step(Moody(), batch)
+    tuner.batches = 7
+    again.load_state_dict(tuner.state_dict())
+    assert (again.batches, again.steps) == (7, 1)

@@ -77,3 +77,9 @@ def test_scores_of_ranks_are_put_back_into_the_order_of_the_tasks(answers):
     assert [one["loss"] for one in gathered([], 2)] == [0.0, 1.0, 2.0, 3.0, 4.0]
     two_lanes = {"loss": torch.tensor([1.0, 4.0])}
     assert gathered([two_lanes], 1) == [{"loss": 2.5}]
+
+
+def test_of_remembered_rounds_a_rank_keeps_its_own_tasks():
+    rounds = [["a", "b", "c", "d"], ["e", "f", "g", "h"]]
+    assert rank(0, tasks=4).own_rounds(rounds) == [["a", "b"], ["e", "f"]]
+    assert rank(1, tasks=4).own_rounds(rounds) == [["c", "d"], ["g", "h"]]
