@@ -16,10 +16,11 @@ USAGE = """usage: obbo COMMAND [flags]
   validate RUN_DIR    judge what was learned on validation tasks
   test RUN_DIR        judge what was learned on test tasks
   export RUN_DIR OUT  what was learned, as files that other programs read
-  predict RUN_OR_EXPORT --support DIR --query DIR   adapt to new classes and predict; of a market run, forecast
+  predict RUN_OR_EXPORT --support DIR --query DIR   new classes; a table's rows; a market's next bars
   compare --config FILE   a grid of runs, resumable
   tune --config FILE  the same with each method tuned before, on tasks that are not the test's
   report DIR...       one page, tables and figures of finished runs
+  leaderboard DIR...  several comparisons on one page
   dashboard           the W&B workspace and report of a project
   schema compare      the JSON schema of comparison files, for editors
 
@@ -32,10 +33,10 @@ USAGE = """usage: obbo COMMAND [flags]
 """
 # Each is a module of this package with a function `run`, which takes the arguments and returns the exit code.
 # What is read by these names classes by itself; the other commands are told.
-READING = ("resume", "validate", "test", "export", "predict", "report")
+READING = ("resume", "validate", "test", "export", "predict", "report", "leaderboard")
 COMMANDS = (
     *("fit", "resume", "watch", "validate", "test", "export", "predict"),
-    *("compare", "tune", "report", "dashboard", "schema"),
+    *("compare", "tune", "report", "leaderboard", "dashboard", "schema"),
 )
 
 

@@ -138,6 +138,17 @@ COMMANDS = {
         },
         "obbo report runs/compare/default",
     ),
+    "leaderboard": Command(
+        "Several comparisons on one page: who is where in each, and whom the errors do not tell from the first.",
+        {
+            "directories": _flag(
+                "of a report, or with finished runs below; one each", nargs="+", type=Path, metavar="DIR"
+            ),
+            "--output": _flag("where to", type=Path, default=Path("leaderboard"), metavar="DIR"),
+            "--title": _flag("of the page", default="Leaderboard", metavar="TEXT"),
+        },
+        "obbo leaderboard runs/compare/default runs/compare/sources",
+    ),
     "dashboard": Command(
         "The W&B workspace and report of a project.",
         {

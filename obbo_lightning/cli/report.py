@@ -11,7 +11,7 @@ from obbo_lightning.experiments.tables import Table as Written
 from obbo_lightning.runs.console import PlainConsole
 
 
-def _shown(table: Written, width: int) -> Table:
+def shown_table(table: Written, width: int) -> Table:
     """On a screen that is too narrow for it, a table that has fewer rows than columns lies on its side."""
     rows = [list(table.columns), *map(list, table.rows)]
     if sum(max(map(len, column)) + 3 for column in zip(*rows, strict=True)) > width and len(rows) < len(table.columns):
@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     report = write_report(asked.directories, output, title, (ticker, day) if asked.event else None, asked.reference)
     console = PlainConsole()
     for table in report.tables:
-        console.print(_shown(table, console.width))
+        console.print(shown_table(table, console.width))
     files = ", ".join(sorted(path.name for path in report.written if path != report.page))
     console.print(f"\n{report.page}\nbeside it: {files}", soft_wrap=True, highlight=False)
     for one in report.left_out:

@@ -39,7 +39,7 @@ def in_small(words):
         return [*words, *SMALL]
     if words[0] == "resume":
         return [*words[:-1], "4"]
-    return [*words, "--dry_run"] if words[0] == "compare" else words
+    return [*words, "--dry_run"] if words[0] in ("compare", "tune") else words
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # of Lightning's own loader
@@ -57,7 +57,10 @@ def test_a_how_to_works_from_its_first_line_to_its_last(page, as_a_reader, capsy
             exec(compile(block, page.name, "exec"), {"__name__": "document"})
         for line in block.replace("\\\n", " ").splitlines() if language == "bash" else ():
             words = shlex.split(line.partition("obbo_lightning ")[2], comments=True)
-            if not words or words[0] == "report":  # another program's, or of runs of a grid that is not played here
+            if not words or words[0] in (
+                "report",
+                "leaderboard",
+            ):  # another program's, or of runs of a grid that is not played here
                 continue
             assert cli.main(in_small(words)) == 0, (line, capsys.readouterr().err)
             played += 1
