@@ -58,3 +58,32 @@ def test_what_no_file_says_is_what_the_library_does():
 def test_data_are_made_with_the_seed_of_the_run():
     settings = complete({"experiment": "new", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "seed": 5})
     assert build_stream(settings).train.seed == 5
+
+
+def test_what_was_said_for_a_variable_with_blocks_stays_and_what_was_said_for_one_without_does_not():
+    base = {"data": "forgetting", "algorithm": {"name": "obbo", "lr": 0.1, "geometry": "burg"}}
+    kept = overlay(overlay({}, base), {"seed": 1, "algorithm": {"window": 3}})["algorithm"]
+    assert (kept["lr"], kept["geometry"], kept["window"]) == (0.1, {"name": "burg"}, 3)
+    assert set(overlay(BASE, {"data": "forgetting"})["algorithm"]) == {"name", "window", "inner"}
+
+
+def test_an_own_algorithm_has_its_own_defaults_and_an_own_problem_no_settings_of_few_shot_adaptation(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_for_layers.py").write_text(
+        "from obbo_lightning import OBBO, Stream\n"
+        "from obbo_lightning.problems.forgetting import Forgetting\n"
+        "class Own(OBBO):\n    pass\n"
+        "class Other(Stream):\n    problem_type = Forgetting\n"
+    )
+    default = {**BASE, "algorithm": {**BASE["algorithm"], "hypergradient": {"steps": 2}}}
+    own = merge([default], {"algorithm": "mine_for_layers.py:Own"})["algorithm"]
+    assert own == {"name": "mine_for_layers.py:Own"}
+    said = merge([default, {"algorithm": {"window": 9}}], {"algorithm": "mine_for_layers.py:Own"})["algorithm"]
+    assert said == {"name": "mine_for_layers.py:Own", "window": 9}
+    other = merge([default], {"data": "mine_for_layers.py:Other"})["algorithm"]
+    assert set(other) == {"name", "window"}
+    assert merge([default], {})["algorithm"]["inner"] == {"steps": 3}
+    given = merge([default, {"algorithm": {"inner": {"steps": 7}}}], {"data": "mine_for_layers.py:Other"})
+    assert given["algorithm"]["inner"] == {"steps": 7}
