@@ -56,12 +56,15 @@ def play_cells(grid: Grid, root: Path, launcher: compare.Launcher, console: Cons
     """All cells that are not finished; returns the exit code."""
     runs = compare.prepare(grid, root)
     failed = compare.run_cells(grid.cells, runs, launcher, console)
+    by_reason: dict[str, list[str]] = {}
     for failure in failed:
-        print(f"obbo: cell {failure.cell} failed: {failure.reason}", file=sys.stderr)
-    console.print(
-        f"{len(runs) - len(failed)} of {len(runs)} cells finished; next: python -m obbo_lightning report {root}",
-        soft_wrap=True,
-    )
+        by_reason.setdefault(failure.reason, []).append(failure.cell)
+    for reason, (first, *others) in by_reason.items():
+        more = f", and {len(others)} more as it did" if others else ""
+        print(f"obbo: cell {first} failed: {reason}{more}", file=sys.stderr)
+    finished = len(runs) - len(failed)
+    report = f"; next: python -m obbo_lightning report {root}" if finished else ""
+    console.print(f"{finished} of {len(runs)} cells finished{report}", soft_wrap=True)
     return 1 if failed else 0
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -301,3 +302,29 @@ def test_a_signal_stops_the_cells_and_the_same_command_goes_on(finished, tmp_pat
     assert 0 < len(list((tmp_path / "runs").rglob("checkpoints/*.ckpt"))) < 6 * 4
     assert cli.main(command) == 0
     assert tables(tmp_path / "runs") == tables(finished / "runs")
+
+
+def test_cells_that_fail_for_one_reason_are_one_line_and_no_report_is_offered_where_none_finished(monkeypatch, capsys):
+    from obbo_lightning.cli import compare as command
+    from obbo_lightning.experiments.compare import Failure
+
+    runs = ["a", "b", "c", "d"]
+    monkeypatch.setattr(command.compare, "prepare", lambda grid, root: runs)
+    failed = [
+        Failure("a", "no such file"),
+        Failure("b", "killed"),
+        Failure("c", "no such file"),
+        Failure("d", "killed"),
+    ]
+    monkeypatch.setattr(command.compare, "run_cells", lambda *arguments: failed)
+    assert command.play_cells(SimpleNamespace(cells=[]), Path("here"), None, command.PlainConsole()) == 1
+    said = capsys.readouterr()
+    assert said.err == (
+        "obbo: cell a failed: no such file, and 1 more as it did\nobbo: cell b failed: killed, and 1 more as it did\n"
+    )
+    assert said.out == "0 of 4 cells finished\n"
+    failed[1:] = []
+    command.play_cells(SimpleNamespace(cells=[]), Path("here"), None, command.PlainConsole())
+    said = capsys.readouterr()
+    assert said.err == "obbo: cell a failed: no such file\n"
+    assert said.out == "3 of 4 cells finished; next: python -m obbo_lightning report here\n"
