@@ -227,6 +227,8 @@ def _leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Namespace):  # older versions of jsonargparse leave them in lists
+        value = value.as_dict()
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,13 +1,16 @@
 """Which layer wins, with layers that are written here."""
 
 import inspect
+from pathlib import Path
+
+from jsonargparse import Namespace
 
 from obbo_lightning import OnlineBilevelModule
 from obbo_lightning.settings.build import build_stream
 from obbo_lightning.settings.files import as_written
 from obbo_lightning.settings.flags import nested, read_flags
 from obbo_lightning.settings.layers import merge, overlay
-from obbo_lightning.settings.schema import complete
+from obbo_lightning.settings.schema import _plain, complete
 
 BASE = {
     "algorithm": {"name": "obbo", "lr": 0.1, "window": 7, "geometry": "euclidean", "inner": {"steps": 3}},
@@ -87,3 +90,8 @@ def test_an_own_algorithm_has_its_own_defaults_and_an_own_problem_no_settings_of
     assert merge([default], {})["algorithm"]["inner"] == {"steps": 3}
     given = merge([default, {"algorithm": {"inner": {"steps": 7}}}], {"data": "mine_for_layers.py:Other"})
     assert given["algorithm"]["inner"] == {"steps": 7}
+
+
+def test_settings_are_plain_whatever_the_parser_leaves_in_lists():
+    left = {"trainer": {"callbacks": [Namespace(class_path="a.B", init_args=Namespace(x=(1, Path("c"))))]}}
+    assert _plain(left) == {"trainer": {"callbacks": [{"class_path": "a.B", "init_args": {"x": [1, "c"]}}]}}
