@@ -165,13 +165,14 @@ def _side_by_side(found: Found) -> list[Table]:
     if found.tuned is None:
         return []
     known = [name for name in MEASURES if found.tuned[f"{name}_untuned"].dtype.is_numeric()]
+    numbered = found.tuned["lr_tuned"].dtype.is_numeric()  # it is no number where it is auto
     rows = []
     for label in found.labels:
         runs = found.tuned.filter(pl.col("method") == label)
-        steps = [shown(runs[f"lr_{which}"][0]) for which in ("untuned", "tuned")]
+        steps = [shown(runs[f"lr_{which}"][0]) for which in ("untuned", "tuned")] if numbered else []
         means = [_mean(runs[f"{name}_{which}"]) for name in known for which in ("untuned", "tuned")]
         rows.append([label, *steps, *means])
-    columns = [f"{name}, {which}" for name in ("α", *known) for which in ("untuned", "tuned")]
+    columns = [f"{name}, {which}" for name in ("α", *known)[not numbered :] for which in ("untuned", "tuned")]
     return [
         Table(
             "untuned_against_tuned",
