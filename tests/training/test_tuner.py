@@ -578,7 +578,19 @@ class Drawn(Dataset):
         return place, random.random(), np.random.random(), float(torch.rand(()))  # noqa: NPY002
 
 
-@pytest.mark.parametrize("source", [DataLoader(Drawn(), batch_size=2, collate_fn=list), lambda n: Drawn()[n]])
+class Wandering:
+    """A pass over it remembers all that it has drawn before."""
+
+    def __iter__(self):
+        place = (0, 0.0, 0.0, 0.0)
+        for n in range(4):
+            place = (n, *(a + b for a, b in zip(place[1:], Drawn()[n][1:], strict=True)))
+            yield place
+
+
+@pytest.mark.parametrize(
+    "source", [DataLoader(Drawn(), batch_size=2, collate_fn=list), Wandering(), lambda n: Drawn()[n]]
+)
 def test_what_validation_batches_draw_does_not_depend_on_what_was_drawn_before_nor_change_it(source):
     def begin(seed):
         torch.manual_seed(seed)
