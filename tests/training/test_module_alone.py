@@ -633,3 +633,118 @@ def test_an_evaluation_goes_on_with_the_momentum_of_the_stream():
     (gradient,) = torch.autograd.grad(Nonlinear().inner_loss(outer, at, task).sum(), at)
     expected = Nonlinear().outer_loss(outer, inner - 0.1 * (0.5 + gradient), task)
     assert torch.allclose(found["loss"], expected)
+
+
+def test_a_wandb_run_is_what_its_user_calls_it_and_has_all_settings(tmp_path, monkeypatch):
+    from obbo_lightning.training import loggers
+
+    asked, defined = [], []
+    experiment = SimpleNamespace(define_metric=lambda name, **more: defined.append((name, more)))
+    monkeypatch.setattr(
+        loggers, "WandbLogger", lambda **options: asked.append(options) or SimpleNamespace(experiment=experiment)
+    )
+    monkeypatch.setattr(loggers, "has_login", lambda: False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
+    monkeypatch.setenv("WANDB_RUN_ID", "somebody's")  # without a sweep it is not this run's
+    settings = {"wandb": {"project": "p", "name": "n", "group": "g", "tags": ["t"]}, "logger": "wandb"}
+    settings |= {"experiment": "e", "algorithm": {"name": "obbo"}, "data": {"name": "market"}}
+    loggers.make_logger(settings, RunDirectory(tmp_path), None)
+    (options,) = asked
+    assert [options[name] for name in ("project", "name", "group", "tags")] == ["p", "n", "g", ["t"]]
+    assert options["config"] == settings
+    assert (options["save_dir"], options["resume"]) == (tmp_path, "allow")
+    assert options["id"] != "somebody's"
+    assert defined == [("round", {}), ("*", {"step_metric": "round"})]
+
+
+@pytest.mark.parametrize(
+    ("key", "netrc", "login"),
+    [
+        ("x", None, True),
+        ("", None, False),
+        ("", "machine api.wandb.ai login user password x\n", True),
+        ("", "machine example.org login user password x\n", False),
+        ("", "nonsense\n", False),
+    ],
+)
+def test_a_login_is_a_key_or_a_line_about_wandb_in_netrc(key, netrc, login, tmp_path, monkeypatch):
+    from obbo_lightning.training import loggers
+
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    if netrc:
+        (tmp_path / "netrc").write_text(netrc)
+    assert loggers.has_login() is login
+
+
+@pytest.mark.parametrize(
+    ("server", "proxies", "asked"),
+    [
+        (None, {}, ("api.wandb.ai", 443)),
+        ("http://inside", {}, ("inside", 80)),
+        ("https://inside:8443", {}, ("inside", 8443)),
+        (None, {"https": "http://proxy:3128"}, ("proxy", 3128)),
+        (None, {"https": "proxy:3128"}, ("proxy", 3128)),
+        (None, {"http": "http://proxy:3128"}, ("api.wandb.ai", 443)),  # of another scheme
+        ("https://inside", {"https": "http://proxy:3128"}, ("inside", 443)),  # which no_proxy names
+    ],
+)
+def test_wandb_is_asked_where_it_is_or_at_the_proxy_before_it(server, proxies, asked, monkeypatch):
+    from obbo_lightning.training import loggers
+
+    found = []
+
+    def connect(address, timeout):
+        found.append(address)
+        if len(found) > 1:
+            raise OSError
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(loggers, "getproxies", lambda: proxies)
+    monkeypatch.setattr(loggers, "proxy_bypass", lambda host: host == "inside")
+    monkeypatch.setattr(loggers.socket, "create_connection", connect)
+    monkeypatch.setenv("WANDB_BASE_URL", server or "")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert loggers.can_be_reached()
+    assert found == [asked]
+    assert not loggers.can_be_reached()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert loggers.can_be_reached()
+    assert len(found) == 2  # nobody is asked
+
+
+def test_figures_and_tables_are_handed_over_and_an_offline_run_says_how_it_is_uploaded(tmp_path, monkeypatch):
+    import wandb
+
+    from obbo_lightning.training import loggers
+
+    class Logger:
+        def __init__(self, offline):
+            settings = SimpleNamespace(_offline=offline)
+            self.experiment = SimpleNamespace(id="7", dir="/w/run-7/files", settings=settings, finish=done.clear)
+            self.experiment.log_artifact = self.experiment.log = done.append
+
+    class Artifact(list):
+        def __init__(self, name, **more):
+            super().__init__([name, more["type"]])
+
+        def add_file(self, path):
+            self.append(os.path.basename(path))
+
+    said, done, kept = [], [], []
+    monkeypatch.setattr(wandb, "Artifact", lambda *given, **more: kept.append(Artifact(*given, **more)) or kept[-1])
+    monkeypatch.setattr(wandb, "Image", os.path.basename)
+    monkeypatch.setattr(loggers, "WandbLogger", Logger)
+    run = RunDirectory(tmp_path)
+    run.figures.mkdir()
+    for name in ("b.png", "a.png", "a.pdf"):
+        (run.figures / name).touch()
+    screen = SimpleNamespace(print=lambda text, **more: said.append(text))
+    loggers.finish_logger(None, run, screen)
+    assert (kept, said) == ([], [])
+    for offline in (False, True):
+        loggers.finish_logger(Logger(offline), run, screen)
+        assert kept.pop() == ["run-7", "run", "config.yaml", "metrics.csv", "summary.json", "a.png", "b.png"]
+        assert done == []  # it was finished
+    assert said == ["W&B was offline; upload with: wandb sync /w/run-7"]

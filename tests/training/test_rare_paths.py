@@ -33,7 +33,7 @@ from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.layers import read_layers
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.streams.fingerprints import fingerprint_of
-from obbo_lightning.training import recorder as recording, run as running
+from obbo_lightning.training import recorder as recording, resume as resuming, run as running
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.evaluation import Scores, evaluate
 from obbo_lightning.training.played import Played, require_same_past
@@ -682,7 +682,8 @@ def test_a_recorder_is_restored_with_all_that_it_has(tmp_path):
     assert second.oracle_calls == 7
     assert second.seconds_before >= 1000
     assert not second._other_tests
-    third.load_state_dict({**first.state_dict(), "judged_on": ["another"]})
+    third.judged_on = [fingerprint_of(toy_task(lanes=1, seed=8))]  # data have grown
+    third.load_state_dict(first.state_dict())
     assert third._other_tests
     assert [table.path.name for table in first.tables] == ["metrics.csv", "timings.csv"]
     assert [table.path.name for table in first.kept] == ["metrics.csv"]  # no two runs take the same time
@@ -791,3 +792,59 @@ def test_tasks_that_are_waited_for_are_compared_as_far_as_they_have_come(tmp_pat
     stream.train.tasks.pop()
     with pytest.raises(ValueError, match="end before task 3"):
         require_same_past(run, stream, 3, 1, changed=True)
+
+
+@pytest.mark.parametrize(
+    ("test", "validation", "row", "judged"),
+    [
+        (1, 0, {"test_loss": 0.5}, True),
+        (1, 1, {"validation/loss": 0.5}, False),
+        (0, 1, {"validation/loss": 0.5}, True),
+        (0, 1, {"validation/loss": ""}, False),
+        (0, 1, {}, False),
+        (1, 0, {"test_loss": None}, False),
+        (0, 0, {}, True),
+    ],
+)
+def test_a_round_is_judged_where_the_tasks_that_there_are_were_asked(test, validation, row, judged, tmp_path):
+    tasks = [toy_task(lanes=1)]
+    recorder = Recorder(RunDirectory(tmp_path), test * tasks, "loss", 5, 5, validation=validation * tasks)
+    recorder.row = row
+    assert recorder._is_judged() is judged
+
+
+def test_a_recorder_that_is_done_closes_its_tables_and_listens_no_more(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(recording.RoundTable, "close", lambda table: done.append(table.path.name))
+    recorder = Recorder(RunDirectory(tmp_path), [], "loss", 5, 5)
+    recorder.signals = SimpleNamespace(give_back=lambda: done.append("signals"))
+    recorder.teardown(None, None, "fit")
+    assert sorted(done) == ["metrics.csv", "signals", "timings.csv"]
+
+
+def test_a_run_goes_on_with_what_was_asked_for(tmp_path, monkeypatch):
+    asked, saved = {}, SimpleNamespace(threads=4)
+    run = RunDirectory(tmp_path)
+    for file in (run.config, run.summary):
+        file.write_text("{}")
+    flags = ("--rounds", 7, "--tasks_per_round", 3, "--threads", 2)
+    monkeypatch.setattr(resuming, "read_settings", lambda run: settings_of(*flags))
+    monkeypatch.setattr(Start, "of", lambda run, checkpoint: Start(checkpoint, 5, False, saved))
+    monkeypatch.setattr(resuming, "build", lambda settings: SimpleNamespace(stream="stream"))
+    for name in ("require_continuable", "require_same_past", "mend_tables", "play_to_exit_code"):
+        monkeypatch.setattr(resuming, name, lambda *given, name=name: asked.__setitem__(name, given) or 3)
+    monkeypatch.setattr("warnings.formatwarning", None)
+    for data in (None, {"drift": 0.5}):
+        with pytest.warns(UserWarning, match=r"was played with 4 threads \(now 2\): its last digits may differ"):
+            assert resuming.resume(tmp_path, "there.ckpt", rounds=9, data=data) == 3
+        assert asked["require_continuable"][1:] == asked["mend_tables"][1:] == (5, saved)
+        assert asked["require_same_past"][1:] == ("stream", 5, 3, data is not None)
+        settings, where, checkpoint, parts, _ = asked["play_to_exit_code"]
+        assert (settings["rounds"], where.path, checkpoint, parts.stream) == (9, tmp_path, "there.ckpt", "stream")
+        assert settings["data"]["drift"] == (0.5 if data else settings_of(*flags)["data"]["drift"])
+    assert not run.summary.exists()
+    assert json.loads(run.state.read_text())["doing"] == "beginning"
+    run.state.write_text("as it was")
+    with pytest.raises(ValueError, match="rounds must be at least the 5 that were played, got 4"):
+        resuming.resume(tmp_path, "there.ckpt", rounds=4)
+    assert run.state.read_text() == "as it was"
