@@ -462,8 +462,8 @@ def test_a_module_says_what_it_cannot_play():
     ("flags", "played"),
     [((), [4]), (("--evaluation.baselines", "false"), []), (("--tasks_per_round", 2), [])],
 )
-def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, monkeypatch):
-    asked = []
+def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, monkeypatch, capsys):
+    asked, drawn = [], []
 
     def baselines(stream, problem, algorithm, rounds):
         asked.append(rounds)
@@ -471,11 +471,15 @@ def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, m
 
     monkeypatch.setattr(Stream, "baselines", baselines)
     monkeypatch.setattr(Quadratic, "notes", lambda problem: {"parameters": 3})
-    monkeypatch.setattr(running, "draw_figures", lambda *arguments: [])
+    monkeypatch.setattr(running, "draw_figures", lambda *arguments: drawn.append(arguments) or [])
     settings = settings_of("--rounds", 9, "--trainer.max_steps", 4, "--evaluation.tasks", 2, *flags)
     run = RunDirectory.create(str(tmp_path), "x", "obbo")
     summary = running.fit(settings, run, quiet=True)
+    assert capsys.readouterr().out == ""
     assert asked == played
+    ((metrics, figures, metric, untrained, _, baselines_file),) = drawn
+    assert (metrics, figures, metric, baselines_file) == (run.metrics, run.figures, "loss", run.baselines)
+    assert untrained == pytest.approx(summary["untrained_test_loss"])
     assert summary["rounds"] == 4
     assert json.loads(run.summary.read_text())["notes"] == summary["notes"] == {"parameters": 3}
     assert summary.get("baselines") == ({"half": 0.5, "rising": 1.5} if played else None)
@@ -848,3 +852,46 @@ def test_a_run_goes_on_with_what_was_asked_for(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="rounds must be at least the 5 that were played, got 4"):
         resuming.resume(tmp_path, "there.ckpt", rounds=4)
     assert run.state.read_text() == "as it was"
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ((), ["Played", "Recorder", "Keeper", "RoundProgress", "End"]),
+        (("--trainer.enable_progress_bar", "false"), ["Played", "Recorder", "Keeper", "End"]),
+    ],
+)
+def test_a_run_is_recorded_as_its_settings_say_and_has_the_callbacks_that_were_given(
+    flags, names, tmp_path, monkeypatch
+):
+    asked = []
+    settings = settings_of(
+        *("--evaluation.every", 3, "--checkpoint.every", 4, "--evaluation.tasks", 5, "--evaluation.split", "both"),
+        *("--tasks_per_round", 2, *flags),
+    )
+    trainer = SimpleNamespace(fit=lambda module, data, ckpt_path: asked.append((module, data, ckpt_path)))
+    monkeypatch.setattr(running, "make_trainer", lambda *given, **more: asked.append((given, more)) or trainer)
+    monkeypatch.setattr(running, "_conclude", lambda *given: ([], {"rounds": 1}))
+    monkeypatch.setattr(running, "print_summary", lambda *given: None)
+    parts, run = build_quietly(settings, monkeypatch), RunDirectory.create(str(tmp_path), "x", "obbo")
+    summary = running.fit(settings, run, "there.ckpt", [End(3)], True, parts)
+    assert summary == {"rounds": 1}
+    ((given, callbacks, logger), more), played = asked
+    assert (given is settings, logger, more) == (True, False, {"root": run.path})
+    assert [type(callback).__name__ for callback in callbacks] == names
+    assert played == (parts.module, parts.data, "there.ckpt")
+    fingerprints, recorder, keeper = callbacks[:3]
+    assert parts.data.show == fingerprints.see
+    assert fingerprints.tasks_per_round == 2
+    assert (recorder.evaluate_every, recorder.checkpoint_every, recorder.metric) == (3, 4, "loss")
+    assert (len(recorder.test), len(recorder.validation)) == (5, 5)
+    assert torch.equal(recorder.validation[4]["b"], parts.stream.validation[4]["b"])
+    assert {"validation/loss", "validation/loss_se"} <= set(recorder.metrics.columns)
+    assert [table.path.name for table in keeper.tables()] == ["metrics.csv"]
+    assert keeper.planned == settings["rounds"]
+
+
+def build_quietly(settings, monkeypatch):
+    """The parts of a run; its trainer is not made."""
+    monkeypatch.setattr(running, "require_trainer", lambda settings, module: 1)
+    return build(settings)
