@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from obbo_lightning import OnlineBilevelModule
+from obbo_lightning.settings import build as building
 from obbo_lightning.settings.build import build_algorithm, build_stream
 from obbo_lightning.settings.files import ConfigError, as_written
 from obbo_lightning.settings.flags import nested, read_flags
@@ -106,10 +107,11 @@ def test_words_of_free_text_are_not_read_as_numbers_also_in_flags():
     }  # fmt: skip
 
 
-def test_a_part_that_is_none_is_none():
-    settings = complete({"experiment": "x", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "seed": 5})
-    settings["algorithm"]["domain"] = None
-    assert build_algorithm(settings) is not None
+def test_a_part_that_is_none_is_none_and_those_inside_are_made_first(monkeypatch):
+    monkeypatch.setattr(building, "_existing", lambda settings, path: lambda **given: (path, given))
+    asked = {"name": "obbo", "lr": 2, "geometry": None, "inner": {"name": "x", "steps": 3}}
+    inner = ("algorithm.inner", {"steps": 3})
+    assert build_algorithm({"algorithm": asked}) == ("algorithm", {"lr": 2, "geometry": None, "inner": inner})
 
 
 def test_of_the_trainer_what_was_chosen_is_kept_and_what_is_usual_is_not():
@@ -120,10 +122,6 @@ def test_of_the_trainer_what_was_chosen_is_kept_and_what_is_usual_is_not():
 
 
 PLAIN = {"experiment": "x", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}}
-
-
-def test_what_the_trainer_does_by_itself_may_be_said():
-    complete({**PLAIN, "trainer": {"inference_mode": True, "max_epochs": None, "barebones": False}})
 
 
 def test_what_a_part_needs_must_be_given_and_a_mapping_is_one_argument(tmp_path, monkeypatch):
