@@ -270,3 +270,31 @@ def test_names_of_single_numbers_have_no_axis():
     values = blocks.values(blocks.start()[0])
     assert values["decay"].shape == ()
     assert values["sources"].shape == (3,)
+
+
+def test_a_sample_of_the_validation_loss_is_rows_of_its_own_batch():
+    problem, task = ridge(), draw()
+    outer, inner = point(1)
+    sample = Sample(seed=3, size=2)
+    some = {**task, **{name: task[name][sample.indices(5)] for name in ("validation_x", "validation_y")}}
+    assert torch.equal(problem.outer_loss(outer, inner, task, sample), problem.outer_loss(outer, inner, some))
+    assert not torch.equal(problem.outer_loss(outer, inner, task, sample), problem.outer_loss(outer, inner, task))
+
+
+def test_masks_do_not_go_with_the_choice_of_rows_and_the_module_says_its_size():
+    problem, drawn = ridge(), []
+    problem.network.apply = lambda *given, noise: drawn.append(noise) or torch.zeros(())
+    outer, inner = point(1)
+    for sample in (None, Sample(3, 4), Sample(3, 4), Sample(4, 4)):
+        problem.inner_loss(outer, inner, draw(), sample)
+    assert drawn[0] is None
+    assert drawn[1] == drawn[2] != drawn[3]
+    assert drawn[1] != 3  # the seed of the rows
+    assert problem.notes() == {"parameters": 4}
+
+
+def test_a_block_of_weights_of_another_size_is_not_where_rounds_start():
+    net = nn.Linear(2, 1)
+    problem = ModuleProblem(net, {"other": Weights(nn.Linear(5, 1))}, judge, judge)
+    outer = problem.initial_outer(0)
+    assert torch.equal(problem.initial_inner(outer, {})[0, :2], net.weight.detach()[0])

@@ -5,12 +5,16 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
+import pytest
+
 from obbo_lightning import OnlineBilevelModule
-from obbo_lightning.settings.build import build_stream
-from obbo_lightning.settings.files import as_written
+from obbo_lightning.settings import build as building
+from obbo_lightning.settings.build import build_algorithm, build_stream
+from obbo_lightning.settings.files import ConfigError, as_written
 from obbo_lightning.settings.flags import nested, read_flags
-from obbo_lightning.settings.layers import merge, overlay
+from obbo_lightning.settings.layers import has_blocks, merge, overlay
 from obbo_lightning.settings.schema import _plain, complete
+from obbo_lightning.settings.trainer import with_chosen_trainer
 
 BASE = {
     "algorithm": {"name": "obbo", "lr": 0.1, "window": 7, "geometry": "euclidean", "inner": {"steps": 3}},
@@ -95,3 +99,55 @@ def test_an_own_algorithm_has_its_own_defaults_and_an_own_problem_no_settings_of
 def test_settings_are_plain_whatever_the_parser_leaves_in_lists():
     left = {"trainer": {"callbacks": [Namespace(class_path="a.B", init_args=Namespace(x=(1, Path("c"))))]}}
     assert _plain(left) == {"trainer": {"callbacks": [{"class_path": "a.B", "init_args": {"x": [1, "c"]}}]}}
+
+
+def test_a_problem_with_blocks_that_a_layer_names_drops_what_was_said_for_one_without():
+    base = {"data": {"name": "quadratic"}, "algorithm": {"name": "obbo", "lr": 0.1, "window": 3}}
+    assert has_blocks({"data": "quadratic", "problem": "obbo_lightning.problems.forgetting.Forgetting"})
+    found = overlay(base, {"problem": {"name": "obbo_lightning.problems.forgetting.Forgetting"}})
+    assert found["algorithm"] == {"name": "obbo", "window": 3}
+
+
+def test_words_of_free_text_are_not_read_as_numbers_also_in_flags():
+    found = read_flags(["--wandb.name", "1e5", "--experiment", "2e3", "--algorithm.lr", "1e-4", "--output", "-"])
+    assert found.settings == {
+        "wandb": {"name": "1e5"}, "experiment": "2e3", "algorithm": {"lr": 1e-4}, "output": "-",
+    }  # fmt: skip
+
+
+def test_a_part_that_is_none_is_none_and_those_inside_are_made_first(monkeypatch):
+    monkeypatch.setattr(building, "_existing", lambda settings, path: lambda **given: (path, given))
+    asked = {"name": "obbo", "lr": 2, "geometry": None, "inner": {"name": "x", "steps": 3}}
+    inner = ("algorithm.inner", {"steps": 3})
+    assert build_algorithm({"algorithm": asked}) == ("algorithm", {"lr": 2, "geometry": None, "inner": inner})
+
+
+def test_of_the_trainer_what_was_chosen_is_kept_and_what_is_usual_is_not():
+    given = {"devices": 2, "max_epochs": None, "unheard_of": 3}
+    assert with_chosen_trainer({"seed": 1, "trainer": given}) == {
+        "seed": 1, "trainer": {"devices": 2, "unheard_of": 3},
+    }  # fmt: skip
+
+
+PLAIN = {"experiment": "x", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}}
+
+
+def test_what_a_part_needs_must_be_given_and_a_mapping_is_one_argument(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "needs_for_layers.py").write_text(
+        "from obbo_lightning import OBBO\n"
+        "class Own(OBBO):\n"
+        "    def __init__(self, needed, table: dict | None = None):\n"
+        "        super().__init__()\n"
+    )
+    own = {"name": "needs_for_layers.py:Own", "table": {"a": {"b": 1}}}
+    with pytest.raises(ConfigError, match=r"algorithm\.needed must be given, got none"):
+        complete({**PLAIN, "algorithm": own})
+    found = complete({**PLAIN, "algorithm": {**own, "needed": 3}})["algorithm"]
+    assert (found["needed"], found["table"]) == (3, {"a": {"b": 1}})
+
+
+@pytest.mark.parametrize("part", ["algorithm", "data"])
+def test_a_part_that_every_run_has_must_have_a_name(part):
+    with pytest.raises(ConfigError, match=rf"{part}\.name must have a value, got null"):
+        complete({**PLAIN, part: {"name": None}})

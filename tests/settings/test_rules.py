@@ -106,7 +106,7 @@ def test_a_part_that_gets_another_name_keeps_what_the_other_takes_and_its_own_st
 
 NEEDED = ["experiment", "seed", "rounds", "tasks_per_round", "several_tasks", "output", "logger", "regret_window"]
 NEEDED += ["on_nonfinite", "workers", "threads", "evaluation.every", "evaluation.tasks", "evaluation.baselines"]
-NEEDED += ["checkpoint.every"]
+NEEDED += ["checkpoint.every", "evaluation.split"]
 
 
 @pytest.mark.parametrize("key", NEEDED)

@@ -51,3 +51,21 @@ def test_a_last_round_that_is_kept_already_is_kept_once(tmp_path):
     with np.load(tmp_path / "lanes.npz") as lanes:
         assert lanes["rounds"].tolist() == [100, 200]
         assert lanes["regret"].shape == (2, 3)
+
+
+def test_a_run_that_is_resumed_at_its_end_has_its_last_round_and_a_lane_of_one_number_has_its_weight(tmp_path):
+    stream = QuadraticStream(lanes=3, outer_dim=1)
+    module = OnlineBilevelModule(stream.problem, OBBO(), torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64))
+    names = pl.DataFrame({"ticker": ["a", "b", "c"]})
+    first, second = (LaneRecorder(RunDirectory(tmp_path), names) for _ in range(2))
+    pass_by(first, module, range(1, 131))
+    second.load_state_dict(first.state_dict())
+    second.write(module, {"test_loss": []})
+    with np.load(tmp_path / "lanes.npz") as lanes:
+        assert lanes["rounds"].tolist() == [100, 130]
+    events = pl.read_csv(tmp_path / "events.csv")
+    assert events.columns == ["ticker", "weight", "regret", "gradient_norm"]  # no test tasks
+    assert events["weight"].to_list() == [1.0, 2.0, 3.0]
+    assert events["regret"].to_list() == [130.0, 260.0, 390.0]
+    assert events["gradient_norm"].to_list() == [5.0, 130.0, 1.0]
+    assert second.regret is not first.regret

@@ -15,12 +15,16 @@ from toy import Nonlinear, toy_point, toy_task
 from obbo_lightning import (
     MLP,
     OBBO,
+    Blocks,
     ClosedForm,
+    ExactCheckpoints,
     ExactSolution,
     FewShot,
     FixedPoint,
     GradientDescent,
+    InnerSGD,
     OnlineBilevelModule,
+    Positive,
     StreamDataModule,
     Tasks,
     Warm,
@@ -31,6 +35,7 @@ from obbo_lightning.core.share import Share
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.streams.quadratic import QuadraticStream
 from obbo_lightning.training import run as running
+from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, Seen
 from obbo_lightning.training.evaluation import evaluate
 from obbo_lightning.training.module import _go_on_in_the_same_epoch, _plain
@@ -512,3 +517,234 @@ def test_a_module_without_a_start_has_that_of_its_seed():
     assert OnlineBilevelModule(Drawn(), SAMPLED, seed=4).outer.tolist() == [[4.0, 4.0, 4.0]]
     given = torch.zeros(1, 3, dtype=torch.float64)
     assert OnlineBilevelModule(Drawn(), SAMPLED, given, seed=4).outer.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_the_start_that_was_given_is_left_as_it_was():
+    start = toy_point(1)
+    made = OnlineBilevelModule(Nonlinear(), SAMPLED, start)
+    with torch.no_grad():
+        made.outer.add_(1)
+    assert torch.equal(start, toy_point(1))
+
+
+def test_a_rank_plays_its_own_of_the_warm_starts_and_saves_those_of_all():
+    one = module(tasks_per_round=2)
+    one.warms = [Warm(toy_point(1, seed=n)) for n in range(2)]
+    every = list(one.warms)
+    one._trainer = SimpleNamespace(
+        global_rank=1, world_size=2, strategy=None, fit_loop=SimpleNamespace(max_epochs=None), datamodule=None
+    )
+    one.on_fit_start()
+    (own,) = one.warms
+    assert torch.equal(own.inner, every[1].inner)
+    one.outer_step.ranks.gather_warms = lambda warms: [every[0], *warms]
+    content = {}
+    one.on_save_checkpoint(content)
+    assert len(content["warms"]) == 2
+    assert all(torch.equal(state["inner"], warm.inner) for state, warm in zip(content["warms"], every, strict=True))
+
+
+def test_a_validation_is_the_mean_over_the_tasks_of_all_ranks(monkeypatch):
+    one, logged = module(), {}
+    one._trainer = SimpleNamespace(world_size=2)
+    one.log = lambda name, value: logged.__setitem__(name, float(value))
+
+    def gather(found, own):
+        found[:] = [own, [{"loss": 5.0}]]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    one._judged = [{"loss": torch.tensor([1.0])}]
+    one.on_validation_epoch_end()
+    assert logged == {"validation/loss": 3.0, "validation/loss_se": 2.0}
+
+
+def test_on_a_gpu_tasks_are_solved_together_unless_a_loop_is_asked_for(monkeypatch):
+    monkeypatch.setattr(OnlineBilevelModule, "device", SimpleNamespace(type="cuda"))
+    for several, together in (("auto", True), ("loop", False)):
+        one = module(tasks_per_round=2, several_tasks=several)
+        one._trainer = SimpleNamespace(
+            global_rank=0, world_size=1, strategy=None, fit_loop=SimpleNamespace(max_epochs=None), datamodule=None
+        )
+        one.on_fit_start()
+        assert one.outer_step.ranks.share.side_by_side is together
+
+
+def test_a_checkpoint_is_read_to_where_it_is_asked_for(tmp_path, monkeypatch):
+    from obbo_lightning.training import module as modules
+
+    asked = []
+    monkeypatch.setattr(modules, "read_checkpoint", lambda path, place=None: asked.append((path, place)) or {})
+    with pytest.raises(ValueError, match="is of an older version, and does not say how it is made"):
+        OnlineBilevelModule.load_from_checkpoint(tmp_path / "x.ckpt", map_location="there")
+    assert asked == [(tmp_path / "x.ckpt", "there")]
+    saving = ExactCheckpoints()
+    saving.save_checkpoint({"x": torch.ones(2)}, tmp_path / "y.ckpt")
+    assert saving.load_checkpoint(tmp_path / "y.ckpt", "meta")["x"].is_meta
+
+
+def test_the_outer_step_is_brought_along_once():
+    one = module()
+    one._trainer = SimpleNamespace(callbacks=[])
+    assert one.configure_callbacks() == [one.outer_step]
+    one._trainer.callbacks.append(one.outer_step)  # a second fit with the same Trainer
+    assert one.configure_callbacks() == []
+
+
+def test_the_outer_step_has_the_window_the_policy_and_the_blocks_that_were_given():
+    hyper = Blocks(a=Positive(0.5), b=Positive(0.25))
+    parameter, algorithm = torch.nn.Parameter(hyper.start()), OBBO(window=3)
+    owner = SimpleNamespace(
+        get_parameter={"outer": parameter}.__getitem__,
+        optimizers=lambda: SimpleNamespace(optimizer=algorithm.outer_rule(parameter, hyper), step=None),
+    )
+    callback = BregmanOuterStep(algorithm, 4, "skip", hyper)
+    callback.ranks = SimpleNamespace()
+    callback.on_train_start(None, owner)
+    windows = {name: regret.memory.window for name, regret in callback.step.regret.items()}
+    assert windows == {"euclidean": 4, "generalized": 1, "exact": 4, "geometry": 1}
+    assert callback.step.on_nonfinite == "skip"
+    assert list(callback.step.blocks) == ["a", "b"]
+
+
+def test_a_rank_that_is_not_the_first_removes_no_checkpoint(tmp_path):
+    saving = ExactCheckpoints()
+    trainer = SimpleNamespace(is_global_zero=False, strategy=saving)
+    trainer.save_checkpoint = lambda path: saving.save_checkpoint({}, path)
+    for trainer.global_step in (1, 2, 3):
+        save_checkpoint(trainer, tmp_path)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 3
+
+
+def test_a_task_is_judged_where_the_module_is_and_in_its_precision(tmp_path):
+    one, seen = module(), []
+    one._trainer = SimpleNamespace(precision_plugin=SimpleNamespace(convert_input=lambda task: (*task, "precise")))
+    one.transfer_batch_to_device = lambda task, device, place: (task, device)
+    one.evaluate = lambda task: seen.append(task) or {"loss": torch.zeros(1)}
+    one.outer_step.ranks = SimpleNamespace(rank=0, size=1, share=SimpleNamespace(sum=lambda values: values))
+    Recorder(RunDirectory(tmp_path), [], "loss", 5, 5)._evaluate(one, ["task"])
+    assert seen == [("task", one.device, "precise")]
+
+
+def test_an_evaluation_goes_on_with_the_momentum_of_the_stream():
+    task, outer, inner = toy_task(lanes=1, seed=9), toy_point(1), toy_point(1, seed=7)
+    algorithm = OBBO(inner=InnerSGD(steps=1, lr=0.1, momentum=0.5), hypergradient=FixedPoint(3, lr=0.1))
+    found = evaluate(Nonlinear(), algorithm, outer, task, Warm(inner, solver=torch.ones_like(inner)))
+    at = inner.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(Nonlinear().inner_loss(outer, at, task).sum(), at)
+    expected = Nonlinear().outer_loss(outer, inner - 0.1 * (0.5 + gradient), task)
+    assert torch.allclose(found["loss"], expected)
+
+
+def test_a_wandb_run_is_what_its_user_calls_it_and_has_all_settings(tmp_path, monkeypatch):
+    from obbo_lightning.training import loggers
+
+    asked, defined = [], []
+    experiment = SimpleNamespace(define_metric=lambda name, **more: defined.append((name, more)))
+    monkeypatch.setattr(
+        loggers, "WandbLogger", lambda **options: asked.append(options) or SimpleNamespace(experiment=experiment)
+    )
+    monkeypatch.setattr(loggers, "has_login", lambda: False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
+    monkeypatch.setenv("WANDB_RUN_ID", "somebody's")  # without a sweep it is not this run's
+    settings = {"wandb": {"project": "p", "name": "n", "group": "g", "tags": ["t"]}, "logger": "wandb"}
+    settings |= {"experiment": "e", "algorithm": {"name": "obbo"}, "data": {"name": "market"}}
+    loggers.make_logger(settings, RunDirectory(tmp_path), None)
+    (options,) = asked
+    assert [options[name] for name in ("project", "name", "group", "tags")] == ["p", "n", "g", ["t"]]
+    assert options["config"] == settings
+    assert (options["save_dir"], options["resume"]) == (tmp_path, "allow")
+    assert options["id"] != "somebody's"
+    assert defined == [("round", {}), ("*", {"step_metric": "round"})]
+
+
+@pytest.mark.parametrize(
+    ("key", "netrc", "login"),
+    [
+        ("x", None, True),
+        ("", None, False),
+        ("", "machine api.wandb.ai login user password x\n", True),
+        ("", "machine example.org login user password x\n", False),
+        ("", "nonsense\n", False),
+    ],
+)
+def test_a_login_is_a_key_or_a_line_about_wandb_in_netrc(key, netrc, login, tmp_path, monkeypatch):
+    from obbo_lightning.training import loggers
+
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    if netrc:
+        (tmp_path / "netrc").write_text(netrc)
+    assert loggers.has_login() is login
+
+
+@pytest.mark.parametrize(
+    ("server", "proxies", "asked"),
+    [
+        (None, {}, ("api.wandb.ai", 443)),
+        ("http://inside", {}, ("inside", 80)),
+        ("https://inside:8443", {}, ("inside", 8443)),
+        (None, {"https": "http://proxy:3128"}, ("proxy", 3128)),
+        (None, {"https": "proxy:3128"}, ("proxy", 3128)),
+        (None, {"http": "http://proxy:3128"}, ("api.wandb.ai", 443)),  # of another scheme
+        ("https://inside", {"https": "http://proxy:3128"}, ("inside", 443)),  # which no_proxy names
+    ],
+)
+def test_wandb_is_asked_where_it_is_or_at_the_proxy_before_it(server, proxies, asked, monkeypatch):
+    from obbo_lightning.training import loggers
+
+    found = []
+
+    def connect(address, timeout):
+        found.append(address)
+        if len(found) > 1:
+            raise OSError
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(loggers, "getproxies", lambda: proxies)
+    monkeypatch.setattr(loggers, "proxy_bypass", lambda host: host == "inside")
+    monkeypatch.setattr(loggers.socket, "create_connection", connect)
+    monkeypatch.setenv("WANDB_BASE_URL", server or "")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert loggers.can_be_reached()
+    assert found == [asked]
+    assert not loggers.can_be_reached()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert loggers.can_be_reached()
+    assert len(found) == 2  # nobody is asked
+
+
+def test_figures_and_tables_are_handed_over_and_an_offline_run_says_how_it_is_uploaded(tmp_path, monkeypatch):
+    import wandb
+
+    from obbo_lightning.training import loggers
+
+    class Logger:
+        def __init__(self, offline):
+            settings = SimpleNamespace(_offline=offline)
+            self.experiment = SimpleNamespace(id="7", dir="/w/run-7/files", settings=settings, finish=done.clear)
+            self.experiment.log_artifact = self.experiment.log = done.append
+
+    class Artifact(list):
+        def __init__(self, name, **more):
+            super().__init__([name, more["type"]])
+
+        def add_file(self, path):
+            self.append(os.path.basename(path))
+
+    said, done, kept = [], [], []
+    monkeypatch.setattr(wandb, "Artifact", lambda *given, **more: kept.append(Artifact(*given, **more)) or kept[-1])
+    monkeypatch.setattr(wandb, "Image", os.path.basename)
+    monkeypatch.setattr(loggers, "WandbLogger", Logger)
+    run = RunDirectory(tmp_path)
+    run.figures.mkdir()
+    for name in ("b.png", "a.png", "a.pdf"):
+        (run.figures / name).touch()
+    screen = SimpleNamespace(print=lambda text, **more: said.append(text))
+    loggers.finish_logger(None, run, screen)
+    assert (kept, said) == ([], [])
+    for offline in (False, True):
+        loggers.finish_logger(Logger(offline), run, screen)
+        assert kept.pop() == ["run-7", "run", "config.yaml", "metrics.csv", "summary.json", "a.png", "b.png"]
+        assert done == []  # it was finished
+    assert said == ["W&B was offline; upload with: wandb sync /w/run-7"]

@@ -33,9 +33,9 @@ from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.settings.layers import read_layers
 from obbo_lightning.settings.schema import complete
 from obbo_lightning.streams.fingerprints import fingerprint_of
-from obbo_lightning.training import recorder as recording, run as running
+from obbo_lightning.training import recorder as recording, resume as resuming, run as running
 from obbo_lightning.training.checkpoints import save_checkpoint
-from obbo_lightning.training.evaluation import evaluate
+from obbo_lightning.training.evaluation import Scores, evaluate
 from obbo_lightning.training.played import Played, require_same_past
 from obbo_lightning.training.progress import RoundProgress
 from obbo_lightning.training.ranks import _on_cpu, local_processes, lost_a_rank, require_ranks
@@ -462,8 +462,8 @@ def test_a_module_says_what_it_cannot_play():
     ("flags", "played"),
     [((), [4]), (("--evaluation.baselines", "false"), []), (("--tasks_per_round", 2), [])],
 )
-def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, monkeypatch):
-    asked = []
+def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, monkeypatch, capsys):
+    asked, drawn = [], []
 
     def baselines(stream, problem, algorithm, rounds):
         asked.append(rounds)
@@ -471,11 +471,15 @@ def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, m
 
     monkeypatch.setattr(Stream, "baselines", baselines)
     monkeypatch.setattr(Quadratic, "notes", lambda problem: {"parameters": 3})
-    monkeypatch.setattr(running, "draw_figures", lambda *arguments: [])
+    monkeypatch.setattr(running, "draw_figures", lambda *arguments: drawn.append(arguments) or [])
     settings = settings_of("--rounds", 9, "--trainer.max_steps", 4, "--evaluation.tasks", 2, *flags)
     run = RunDirectory.create(str(tmp_path), "x", "obbo")
     summary = running.fit(settings, run, quiet=True)
+    assert capsys.readouterr().out == ""
     assert asked == played
+    ((metrics, figures, metric, untrained, _, baselines_file),) = drawn
+    assert (metrics, figures, metric, baselines_file) == (run.metrics, run.figures, "loss", run.baselines)
+    assert untrained == pytest.approx(summary["untrained_test_loss"])
     assert summary["rounds"] == 4
     assert json.loads(run.summary.read_text())["notes"] == summary["notes"] == {"parameters": 3}
     assert summary.get("baselines") == ({"half": 0.5, "rising": 1.5} if played else None)
@@ -579,3 +583,315 @@ def test_a_run_goes_on_from_the_newest_checkpoint_or_the_one_that_is_asked_for(t
     old, new = list_checkpoints(run.checkpoints)
     assert Start.of(run, None) == (new, 7, False, None)
     assert Start.of(run, old) == (old, 3, True, None)
+
+
+def playing(folder, monkeypatch, every=5, test=(), came=0, **more):
+    """A recorder in the middle of a run that is not played: itself, the module, the trainer, and what it does."""
+    done = []
+    for name in ("append", "amend"):
+        monkeypatch.setattr(
+            recording.RoundTable, name, lambda table, row, name=name: done.append(f"{name} {table.path.name}")
+        )
+    monkeypatch.setattr(
+        recording, "save_checkpoint", lambda trainer, folder: done.append(f"save {trainer.global_step}")
+    )
+    usual = {"global_step": 3, "num_training_batches": 100, "max_steps": -1, "is_global_zero": True, "loggers": []}
+    usual |= {"should_stop": False, "enable_validation": False, "val_check_batch": None, "num_val_batches": [0]}
+    usual |= {"check_val_every_n_epoch": 1, "state": SimpleNamespace(fn="fit"), "sanity_checking": False}
+    usual |= {"precision_plugin": SimpleNamespace(convert_input=lambda task: task)}
+    trainer, module = SimpleNamespace(**{**usual, **more}), made()
+    module._trainer, module.row = trainer, {"round": trainer.global_step, "loss": 0.5}
+    module.played = SimpleNamespace(calls={"gradients": 2, "products": 1})
+    module.log_numbers = lambda numbers: done.append({**numbers})
+    share = SimpleNamespace(sum=lambda values: values)
+    module.outer_step.ranks = SimpleNamespace(any=lambda flag, device: flag or came, rank=0, size=1, share=share)
+    module.gather_start = lambda: done.append("gather")
+    recorder = Recorder(RunDirectory(folder), test, "loss", every, 100)
+    recorder.state.say = done.append
+    recorder._clock = SimpleNamespace(begin=lambda: None, end=lambda on_cpu: 0.25 if on_cpu else 0.75)
+    return recorder, module, trainer, done
+
+
+def test_the_signal_of_another_process_ends_the_round_of_this_one_too(tmp_path, monkeypatch):
+    recorder, module, trainer, done = playing(tmp_path, monkeypatch, came=signal.SIGTERM)
+    with pytest.raises(Stopped, match="stopped by SIGTERM after round 3"):
+        recorder.on_train_batch_end(trainer, module, None, None, 2)
+    assert recorder.signals.rounds == 3  # what a second signal would say
+    assert done[-1] == "save 3"
+    trainer.should_stop = True  # a callback has ended it in the same round: it is over, not stopped
+    recorder.on_train_batch_end(trainer, module, None, None, 2)
+
+
+def test_the_first_process_alone_writes_and_all_know_what_was_spent(tmp_path, monkeypatch):
+    spent = [{"oracle_calls": 3, "seconds": 0.25}]
+    for first, rows in ((True, ["append metrics.csv", "append timings.csv"]), (False, [])):
+        recorder, module, trainer, done = playing(tmp_path, monkeypatch, is_global_zero=first)
+        recorder.on_train_batch_end(trainer, module, None, None, 2)
+        assert done == [*rows, *spent]
+    recorder, module, trainer, done = playing(tmp_path, monkeypatch, is_global_zero=False, test=[toy_task(lanes=1)])
+    recorder.row, recorder.clock = {"round": 3}, {}
+    recorder.on_train_end(trainer, module)
+    assert done == ["gather", "evaluating", "save 3"]
+    monkeypatch.setattr(OnlineBilevelModule, "device", SimpleNamespace(type="cuda"))
+    recorder, module, trainer, done = playing(tmp_path, monkeypatch)
+    recorder.on_train_batch_end(trainer, module, None, None, 2)
+    assert done[-1]["seconds"] == 0.75  # what a GPU computes is no CPU time
+
+
+def test_every_logger_gets_an_evaluation_with_its_round_and_what_was_spent_until_then(tmp_path, monkeypatch):
+    logged = []
+    loggers = [SimpleNamespace(log_metrics=lambda numbers, step: logged.append((step, numbers))) for _ in range(2)]
+    recorder, module, trainer, done = playing(tmp_path, monkeypatch, every=3, test=[toy_task(lanes=1)], loggers=loggers)
+    recorder.on_train_batch_start(trainer, module, None, 2)
+    recorder.on_train_batch_end(trainer, module, None, None, 2)
+    assert done[:3] == ["playing", "gather", "evaluating"]
+    (step, numbers), other = logged
+    assert (step, numbers) == other
+    assert step == numbers["round"] == 3
+    assert (numbers["oracle_calls"], numbers["seconds"]) == (3, 0.25)
+    assert numbers["test_loss"] == recorder.tested[0]
+    assert "test_loss_se" not in numbers
+    trainer.global_step = 4  # nothing is judged
+    recorder.on_train_batch_end(trainer, module, None, None, 3)
+    assert len(logged) == 2
+    recorder.on_wait("tasks")
+    assert done[-1] == "waiting for tasks"
+
+
+@pytest.mark.parametrize(
+    ("waits", "stage", "sanity", "saves"),
+    [(-1, "fit", False, True), (0, "fit", False, False), (-1, "validate", False, False), (-1, "fit", True, False)],
+)
+def test_only_the_validation_of_a_round_ends_the_waiting_of_its_checkpoint(
+    waits, stage, sanity, saves, tmp_path, monkeypatch
+):
+    recorder, module, trainer, done = playing(
+        tmp_path, monkeypatch, state=SimpleNamespace(fn=stage), sanity_checking=sanity
+    )
+    recorder._after_validation = waits
+    recorder.on_validation_end(trainer, module)
+    assert done == (["save 3"] if saves else [])
+
+
+def test_a_recorder_is_restored_with_all_that_it_has(tmp_path):
+    task = toy_task(lanes=1)
+    first, second, third = (Recorder(RunDirectory(tmp_path), [task], "loss", 5, 5) for _ in range(3))
+    names = ("untrained", "tested", "due")
+    for n, name in enumerate(names):
+        setattr(first, name, Scores([float(n)], {"mse": [10.0 + n]}))
+    first.oracle_calls, first.seconds_before = 7, 1000.0
+    second.load_state_dict(first.state_dict())
+    assert [list(getattr(second, name)) for name in names] == [[0.0], [1.0], [2.0]]
+    assert [getattr(second, name).further for name in names] == [{"mse": [10.0 + n]} for n in range(3)]
+    assert second.oracle_calls == 7
+    assert second.seconds_before >= 1000
+    assert not second._other_tests
+    third.judged_on = [fingerprint_of(toy_task(lanes=1, seed=8))]  # data have grown
+    third.load_state_dict(first.state_dict())
+    assert third._other_tests
+    assert [table.path.name for table in first.tables] == ["metrics.csv", "timings.csv"]
+    assert [table.path.name for table in first.kept] == ["metrics.csv"]  # no two runs take the same time
+
+
+def test_a_process_that_is_not_the_first_writes_where_that_one_does_and_knows_its_last_row(tmp_path, monkeypatch):
+    recorder, module, trainer, _ = playing(tmp_path / "mine", monkeypatch, is_global_zero=False, global_step=7)
+    answers = [str(tmp_path / "theirs"), {"round": "7", "test_loss": "0.5"}]
+    trainer.strategy = SimpleNamespace(broadcast=lambda value: answers.pop(0))
+    recorder.test, recorder.untrained = [toy_task(lanes=1)], Scores([1.0])
+    recorder.on_train_start(trainer, module)
+    try:
+        assert recorder.run.path == tmp_path / "theirs"
+        assert recorder.row == {"round": "7", "test_loss": "0.5"}
+        assert recorder._goes_on  # round 7 was judged because it was the last one then
+        assert not (tmp_path / "mine").exists()
+    finally:
+        recorder.teardown(trainer, module, "fit")
+
+
+def test_a_run_is_built_with_every_setting(monkeypatch):
+    asked = []
+    monkeypatch.setattr(running, "take_threads", lambda *given: asked.append(given) or 1)
+    settings = settings_of(
+        *("--regret_window", 4, "--on_nonfinite", "skip", "--several_tasks", "loop", "--tasks_per_round", 2),
+        *("--seed", 5, "--workers", 1, "--threads", 2, "--trainer.devices", 2),
+    )
+    module, data, stream = build(settings)
+    assert asked == [(2, 2)]
+    assert settings["threads"] == 1
+    assert (module.seed, module.several_tasks, module.tasks_per_round) == (5, "loop", 2)
+    assert (module.outer_step.regret_window, module.outer_step.on_nonfinite) == (4, "skip")
+    loaders = data.train_dataloader(), data.val_dataloader(), data.test_dataloader()
+    assert [loader.num_workers for loader in loaders] == [1, 1, 1]
+    assert data.stream is stream
+
+
+def test_what_the_user_tells_the_trainer_comes_before_what_is_usual_and_his_callbacks_before_ours(tmp_path):
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    ours = L.Callback()
+    flags = ["--trainer.callbacks", "[{name: Timer}, {name: ModelCheckpoint}]", "--trainer.log_every_n_steps", 7]
+    settings = settings_of(*flags, "--trainer.enable_model_summary", "true")
+    settings["trainer"]["plugins"] = LightningEnvironment()
+    trainer = make_trainer(settings, [ours], root=tmp_path)
+    names = [type(callback).__name__ for callback in trainer.callbacks]
+    assert names.index("Timer") < names.index("Callback")
+    assert any("ModelSummary" in name for name in names)
+    assert trainer.log_every_n_steps == 7
+    assert trainer.default_root_dir == str(tmp_path)
+    assert trainer.checkpoint_callback is not None
+    connector = trainer._accelerator_connector
+    assert connector.cluster_environment is settings["trainer"]["plugins"]
+    assert isinstance(trainer.strategy.checkpoint_io, ExactCheckpoints)
+    judging = [type(callback).__name__ for callback in make_trainer(settings, judging=True).callbacks]
+    assert "Timer" not in judging
+    assert "ModelCheckpoint" not in judging
+
+
+def test_tasks_that_are_given_are_served_instead_of_those_of_the_stream():
+    stream = Numbered()
+    stream.validation, stream.test = ([{"n": torch.tensor([float(n)])}] for n in (1, 2))
+    given = [{"n": torch.tensor([float(n)])} for n in (3, 4)]
+
+    def served(**more):
+        data = StreamDataModule(stream, 5, **more)
+        return [[int(task["n"]) for task in loader] for loader in (data.val_dataloader(), data.test_dataloader())]
+
+    assert served() == [[1], [2]]
+    assert served(validation=given) == [[3, 4], [2]]
+    assert served(test=given) == [[1], [3, 4]]
+    assert served(validation=[], test=given[:1]) == [[], [3]]
+
+
+def test_where_the_sources_are_lost_the_tasks_are_compared_and_one_process_keeps_them(tmp_path, monkeypatch):
+    run = played_run(tmp_path / "a", 5)
+    run.sources.unlink()
+    with pytest.raises(ValueError, match="differ from task 2, in round 2 on"):
+        require_same_past(run, Numbered(changed=[1]), 5, 1, changed=False)
+    require_same_past(run, Numbered(), 5, 1, changed=False)
+    synced = []
+    monkeypatch.setattr("obbo_lightning.runs.table.RoundTable.sync", lambda table: synced.append(table.path.name))
+    for first, tables in ((False, []), (True, ["tasks.csv"])):
+        callback = Played(RunDirectory(tmp_path / "b"), Numbered(), 1)
+        (tmp_path / "b").mkdir(exist_ok=True)
+        callback.on_train_start(SimpleNamespace(is_global_zero=first, global_step=0), None)
+        callback.on_save_checkpoint(None, None, {})
+        assert synced == [table.path.name for table in callback.tables] == tables
+        callback.on_exception(None, None, RuntimeError())
+
+
+def test_tasks_that_are_waited_for_are_compared_as_far_as_they_have_come(tmp_path):
+    class Arriving:
+        def __init__(self, tasks):
+            self.tasks = tasks
+
+        def so_far(self):
+            return iter(self.tasks)
+
+        def __iter__(self):
+            raise AssertionError("would wait for more")
+
+    run, stream = played_run(tmp_path, 3), Numbered()
+    stream.train = Arriving([stream.train[t] for t in range(3)])
+    require_same_past(run, stream, 3, 1, changed=True)
+    stream.train.tasks.pop()
+    with pytest.raises(ValueError, match="end before task 3"):
+        require_same_past(run, stream, 3, 1, changed=True)
+
+
+@pytest.mark.parametrize(
+    ("test", "validation", "row", "judged"),
+    [
+        (1, 0, {"test_loss": 0.5}, True),
+        (1, 1, {"validation/loss": 0.5}, False),
+        (0, 1, {"validation/loss": 0.5}, True),
+        (0, 1, {"validation/loss": ""}, False),
+        (0, 1, {}, False),
+        (1, 0, {"test_loss": None}, False),
+        (0, 0, {}, True),
+    ],
+)
+def test_a_round_is_judged_where_the_tasks_that_there_are_were_asked(test, validation, row, judged, tmp_path):
+    tasks = [toy_task(lanes=1)]
+    recorder = Recorder(RunDirectory(tmp_path), test * tasks, "loss", 5, 5, validation=validation * tasks)
+    recorder.row = row
+    assert recorder._is_judged() is judged
+
+
+def test_a_recorder_that_is_done_closes_its_tables_and_listens_no_more(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(recording.RoundTable, "close", lambda table: done.append(table.path.name))
+    recorder = Recorder(RunDirectory(tmp_path), [], "loss", 5, 5)
+    recorder.signals = SimpleNamespace(give_back=lambda: done.append("signals"))
+    recorder.teardown(None, None, "fit")
+    assert sorted(done) == ["metrics.csv", "signals", "timings.csv"]
+
+
+def test_a_run_goes_on_with_what_was_asked_for(tmp_path, monkeypatch):
+    asked, saved = {}, SimpleNamespace(threads=4)
+    run = RunDirectory(tmp_path)
+    for file in (run.config, run.summary):
+        file.write_text("{}")
+    flags = ("--rounds", 7, "--tasks_per_round", 3, "--threads", 2)
+    monkeypatch.setattr(resuming, "read_settings", lambda run: settings_of(*flags))
+    monkeypatch.setattr(Start, "of", lambda run, checkpoint: Start(checkpoint, 5, False, saved))
+    monkeypatch.setattr(resuming, "build", lambda settings: SimpleNamespace(stream="stream"))
+    for name in ("require_continuable", "require_same_past", "mend_tables", "play_to_exit_code"):
+        monkeypatch.setattr(resuming, name, lambda *given, name=name: asked.__setitem__(name, given) or 3)
+    monkeypatch.setattr("warnings.formatwarning", None)
+    for data in (None, {"drift": 0.5}):
+        with pytest.warns(UserWarning, match=r"was played with 4 threads \(now 2\): its last digits may differ"):
+            assert resuming.resume(tmp_path, "there.ckpt", rounds=9, data=data) == 3
+        assert asked["require_continuable"][1:] == asked["mend_tables"][1:] == (5, saved)
+        assert asked["require_same_past"][1:] == ("stream", 5, 3, data is not None)
+        settings, where, checkpoint, parts, _ = asked["play_to_exit_code"]
+        assert (settings["rounds"], where.path, checkpoint, parts.stream) == (9, tmp_path, "there.ckpt", "stream")
+        assert settings["data"]["drift"] == (0.5 if data else settings_of(*flags)["data"]["drift"])
+    assert not run.summary.exists()
+    assert json.loads(run.state.read_text())["doing"] == "beginning"
+    run.state.write_text("as it was")
+    with pytest.raises(ValueError, match="rounds must be at least the 5 that were played, got 4"):
+        resuming.resume(tmp_path, "there.ckpt", rounds=4)
+    assert run.state.read_text() == "as it was"
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ((), ["Played", "Recorder", "Keeper", "RoundProgress", "End"]),
+        (("--trainer.enable_progress_bar", "false"), ["Played", "Recorder", "Keeper", "End"]),
+    ],
+)
+def test_a_run_is_recorded_as_its_settings_say_and_has_the_callbacks_that_were_given(
+    flags, names, tmp_path, monkeypatch
+):
+    asked = []
+    settings = settings_of(
+        *("--evaluation.every", 3, "--checkpoint.every", 4, "--evaluation.tasks", 5, "--evaluation.split", "both"),
+        *("--tasks_per_round", 2, *flags),
+    )
+    trainer = SimpleNamespace(fit=lambda module, data, ckpt_path: asked.append((module, data, ckpt_path)))
+    monkeypatch.setattr(running, "make_trainer", lambda *given, **more: asked.append((given, more)) or trainer)
+    monkeypatch.setattr(running, "_conclude", lambda *given: ([], {"rounds": 1}))
+    monkeypatch.setattr(running, "print_summary", lambda *given: None)
+    parts, run = build_quietly(settings, monkeypatch), RunDirectory.create(str(tmp_path), "x", "obbo")
+    summary = running.fit(settings, run, "there.ckpt", [End(3)], True, parts)
+    assert summary == {"rounds": 1}
+    ((given, callbacks, logger), more), played = asked
+    assert (given is settings, logger, more) == (True, False, {"root": run.path})
+    assert [type(callback).__name__ for callback in callbacks] == names
+    assert played == (parts.module, parts.data, "there.ckpt")
+    fingerprints, recorder, keeper = callbacks[:3]
+    assert parts.data.show == fingerprints.see
+    assert fingerprints.tasks_per_round == 2
+    assert (recorder.evaluate_every, recorder.checkpoint_every, recorder.metric) == (3, 4, "loss")
+    assert (len(recorder.test), len(recorder.validation)) == (5, 5)
+    assert torch.equal(recorder.validation[4]["b"], parts.stream.validation[4]["b"])
+    assert {"validation/loss", "validation/loss_se"} <= set(recorder.metrics.columns)
+    assert [table.path.name for table in keeper.tables()] == ["metrics.csv"]
+    assert keeper.planned == settings["rounds"]
+
+
+def build_quietly(settings, monkeypatch):
+    """The parts of a run; its trainer is not made."""
+    monkeypatch.setattr(running, "require_trainer", lambda settings, module: 1)
+    return build(settings)

@@ -1,6 +1,7 @@
 """How a run is asked to stop."""
 
 import signal
+import threading
 
 import pytest
 
@@ -35,3 +36,24 @@ def test_a_run_that_must_not_notice_a_closed_terminal_does_not():
     finally:
         signals.give_back()
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_thread_that_is_sent_no_signals_does_not_listen_and_a_handler_of_others_stays():
+    before = signal.getsignal(signal.SIGUSR1)
+    signals = StopSignals()
+    thread = threading.Thread(target=signals.listen)
+    with pytest.MonkeyPatch.context() as patch:
+        failed = []
+        patch.setattr(threading, "excepthook", failed.append)
+        thread.start()
+        thread.join()
+    assert failed == []
+    assert signal.getsignal(signal.SIGUSR1) is before
+    signals.listen()
+    try:
+        signal.signal(signal.SIGUSR1, signal.default_int_handler)  # somebody else's, from now on
+        signals.give_back()
+        assert signal.getsignal(signal.SIGUSR1) is signal.default_int_handler
+    finally:
+        signals.give_back()
+        signal.signal(signal.SIGUSR1, before)

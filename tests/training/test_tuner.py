@@ -2,13 +2,16 @@
 
 import math
 import random
+from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from obbo_lightning import (
     OAGD,
@@ -23,7 +26,9 @@ from obbo_lightning import (
     Positive,
 )
 from obbo_lightning.checks.differences import central_difference
+from obbo_lightning.core.rounds import play
 from obbo_lightning.problems.live import AsTrained
+from obbo_lightning.training.tuner import _sgd_step, _share_of
 from obbo_lightning.training.validation_batches import ValidationBatches
 
 F64 = torch.float64
@@ -420,3 +425,191 @@ def test_a_tuner_goes_on_with_its_batches_and_its_steps():
     tuner.batches = 7
     again.load_state_dict(tuner.state_dict())
     assert (again.batches, again.steps) == (7, 1)
+
+
+def noted(monkeypatch):
+    """What each outer step was played with: the seed of the losses, the key, the warm start, the share."""
+    asked = []
+
+    def noting(problem, algorithm, step, task, warm, key, share):
+        asked.append((problem.seed, (key.seed, key.round), warm, share))
+        return play(problem, algorithm, step, task, warm, key, share)
+
+    monkeypatch.setattr("obbo_lightning.training.tuner.play", noting)
+    return asked
+
+
+def test_the_seed_is_of_validation_batches_and_of_all_that_a_step_draws(monkeypatch):
+    asked, source = noted(monkeypatch), DataLoader(torch.arange(10), batch_size=4, shuffle=True)
+    for seed in (6, 7):
+        tuner = OnlineTuner(source, seed=seed)
+        assert tuner.validation.take().tolist() == ValidationBatches(source, seed).take().tolist()
+        for _ in range(2):
+            tuner.step(Moody(), torch.full((4,), 2.0))
+    assert [key for _, key, _, _ in asked] == [(6, 0), (6, 1), (7, 0), (7, 1)]
+    assert len({seed for seed, *_ in asked}) == 4
+
+
+def test_the_linear_solution_of_a_step_is_where_the_next_one_starts_also_after_a_checkpoint(monkeypatch):
+    asked, model = noted(monkeypatch), Ridge()
+    tuner, again = (OnlineTuner(algorithm=SOBOW(lr="auto", window=2)) for _ in range(2))
+    played = tuner.step(model, data64(), data64(7, seed=1)[:2])
+    again.load_state_dict(tuner.state_dict())
+    for one in (tuner, again):
+        one.step(model, data64(), data64(7, seed=1)[:2])
+    assert asked[0][2].solve is None
+    assert torch.equal(asked[1][2].solve, played.warms[0].solve)
+    assert torch.equal(asked[2][2].solve, played.warms[0].solve)
+
+
+def test_a_step_is_from_the_values_that_the_module_has_whoever_has_set_them():
+    tuner, module, batch = still(), Moody(), torch.full((4,), 2.0)
+    tuner.step(module, batch)
+    module.hyper.outer.fill_(0.25)
+    tuner.step(module, batch)
+    assert float(module.hyper["pull"]) == pytest.approx(0.25)
+
+
+def test_another_module_has_its_own_values_tuned():
+    tuner, first, second, batch = OnlineTuner(), Moody(), Moody(), torch.full((4,), 2.0)
+    tuner.step(first, batch)
+    moved = float(first.hyper["pull"])
+    tuner.step(second, batch)
+    assert float(first.hyper["pull"]) == moved != 0.5
+    assert float(second.hyper["pull"]) != 0.5
+
+
+def test_losses_that_are_given_come_before_those_of_the_module():
+    seen = []
+
+    def own(name):
+        return lambda module, batch, hyper: seen.append(name) or getattr(Moody, name)(module, batch, hyper)
+
+    tuner = OnlineTuner(training_loss=own("training_loss"), validation_loss=own("validation_loss"))
+    tuner.step(Moody(), torch.full((4,), 2.0))
+    assert set(seen) == {"training_loss", "validation_loss"}
+
+
+def test_the_step_of_gradient_descent_is_known_and_that_of_another_optimizer_is_not_one():
+    weight = [nn.Parameter(torch.ones(1))]
+    given = [torch.optim.SGD(weight, lr=0.3), torch.optim.Adam(weight, lr=0.3)]
+    assert [_sgd_step(SimpleNamespace(optimizers=[one])) for one in given] == [0.3, None]
+    assert _sgd_step(SimpleNamespace(optimizers=[])) is None
+
+
+def test_each_of_several_processes_has_a_part_of_the_mean_over_all():
+    assert _share_of(SimpleNamespace(world_size=1)) is None
+    asked = []
+    strategy = SimpleNamespace(reduce=lambda values, reduce_op: asked.append(reduce_op) or values + 3)
+    share = _share_of(SimpleNamespace(world_size=2, global_rank=1, strategy=strategy))
+    assert (share.first, share.tasks) == (1, 2)
+    assert float(share.total(torch.ones(1))) == 4.0
+    assert asked == ["sum"]
+
+
+def test_a_value_that_moved_once_and_steps_that_were_skipped_are_not_warned_of():
+    class Sometimes(Forgetful):
+        """Uses its second value in every other step."""
+
+        uses = False
+
+        def training_loss(self, batch, hyper):
+            weight = hyper["unused"] if self.uses else 0.0
+            return super().training_loss(batch, hyper) + weight * self.weight.square().sum()
+
+    tuner, module = OnlineTuner(), Sometimes()
+    for module.uses in (False, True, False):
+        tuner.step(module, torch.full((4,), 2.0))
+    broken = OnlineTuner()
+    for _ in range(3):
+        assert bool(broken.step(Forgetful(), torch.full((4,), torch.nan)).step.skipped.all())
+
+
+def test_what_tuning_has_cost_is_said_as_times_of_the_training_without(monkeypatch):
+    said = []
+    monkeypatch.setattr("obbo_lightning.training.tuner.rank_zero_info", said.append)
+    monkeypatch.setattr("obbo_lightning.training.tuner.time", SimpleNamespace(perf_counter=lambda: 12.0))
+    tuner = OnlineTuner(every=3)
+    tuner.batches, tuner.steps, tuner.seconds, tuner._began = 9, 3, 2.0, 2.0
+    tuner.on_train_end(None, None)
+    assert tuner.seconds_of_training == 8.0
+    assert said.pop() == (
+        "OnlineTuner: 3 outer steps, one every 3 batches; training took 1.25 times as long as without them"
+    )
+    short = OnlineTuner(every=3)
+    short.batches = 2
+    short.on_train_end(None, None)
+    assert said == ["OnlineTuner: no outer step: every is 3, and there were 2 batches"]
+
+
+def test_a_validation_batch_goes_to_the_device_and_every_logger_gets_the_values_unless_they_are_many():
+    logged, moved = [], []
+    loggers = [SimpleNamespace(log_metrics=lambda numbers, step: logged.append((step, numbers)))] * 2
+    strategy = SimpleNamespace(batch_to_device=lambda batch, dataloader_idx: moved.append(batch) or batch + 1)
+    trainer = SimpleNamespace(
+        strategy=strategy, optimizers=[], world_size=1, global_step=3, log_every_n_steps=1, loggers=loggers
+    )
+    for size, named in ((100, 100), (101, 0)):
+        module = Moody()
+        module.hyper = Hyperparameters(pull=OnSimplex(size))
+        given = {n: partial(_of_many, judged=n == "validation_loss") for n in ("training_loss", "validation_loss")}
+        tuner = OnlineTuner([torch.zeros(4)], every=1, **given)
+        tuner.on_train_batch_end(trainer, module, None, torch.full((4,), 2.0), 0)
+        (step, numbers), other = logged[-2:]
+        assert (step, numbers) == other
+        assert step == 3
+        assert len([name for name in numbers if name.startswith("hyper/pull[")]) == named
+        assert numbers["tuner/validation_loss"] == 0.0  # the weight is 1, and so is the batch that was moved
+    assert len(moved) == 2
+
+
+def _of_many(module, batch, hyper, judged):
+    fit = (module.weight - batch).square().mean()
+    return fit if judged else fit + (hyper["pull"] * torch.arange(len(hyper["pull"]))).sum() * module.weight.sum()
+
+
+class Drawn(Dataset):
+    """Draws from all three generators, as transforms do."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        return place, random.random(), np.random.random(), float(torch.rand(()))  # noqa: NPY002
+
+
+class Wandering:
+    """A pass over it remembers all that it has drawn before."""
+
+    def __iter__(self):
+        place = (0, 0.0, 0.0, 0.0)
+        for n in range(4):
+            place = (n, *(a + b for a, b in zip(place[1:], Drawn()[n][1:], strict=True)))
+            yield place
+
+
+@pytest.mark.parametrize(
+    "source", [DataLoader(Drawn(), batch_size=2, collate_fn=list), Wandering(), lambda n: Drawn()[n]]
+)
+def test_what_validation_batches_draw_does_not_depend_on_what_was_drawn_before_nor_change_it(source):
+    def begin(seed):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+
+    first = ValidationBatches(source, seed=5)
+    begin(1)
+    seen, states = [], []
+    for _ in range(5):
+        states.append(first.state_dict())
+        seen.append(first.take())
+    after = Drawn()[0]
+    begin(1)
+    assert after == Drawn()[0]
+    for state, expected in zip(states, seen, strict=True):
+        again = ValidationBatches(source, seed=5)
+        again.load_state_dict(state)
+        begin(2)
+        assert again.take() == expected
+    numbers = [one[k] for batch in seen for one in (batch if isinstance(batch, list) else [batch]) for k in (1, 2, 3)]
+    assert len(set(numbers)) == len(numbers)

@@ -83,3 +83,17 @@ def test_of_remembered_rounds_a_rank_keeps_its_own_tasks():
     rounds = [["a", "b", "c", "d"], ["e", "f", "g", "h"]]
     assert rank(0, tasks=4).own_rounds(rounds) == [["a", "b"], ["e", "f"]]
     assert rank(1, tasks=4).own_rounds(rounds) == [["c", "d"], ["g", "h"]]
+
+
+def test_what_one_rank_does_not_carry_is_joined_to_nothing_and_one_process_asks_nobody(answers):
+    part = {"inner": torch.zeros(3, 1), "solve": None, "solver": None}
+    answers.append([[part], [part]])
+    (found,) = rank(0, lanes=3).gather_warms([Warm(**part)])
+    assert found.solve is None
+    assert found.inner.shape == (3, 1)
+    alone = Ranks(SimpleNamespace(global_rank=0, world_size=1, strategy=None), 3, 1)
+    warm = Warm(torch.zeros(3, 1))
+    assert alone.gather_warms([warm]) == [warm]
+    assert alone.gather_rounds([[({}, warm)]]) == [[({}, warm)]]
+    assert alone.any(15, torch.device("cpu")) == 15
+    assert (alone.share.total, alone.share.lanes) == (None, None)
