@@ -3,9 +3,8 @@
 import inspect
 from pathlib import Path
 
-from jsonargparse import Namespace
-
 import pytest
+from jsonargparse import Namespace
 
 from obbo_lightning import OnlineBilevelModule
 from obbo_lightning.settings import build as building
