@@ -57,10 +57,13 @@ def _draw_stream(comparison: Comparison, name: str, title: str) -> Drawing:
     figure, axes = new_figure(3.7)
     _draw_curves(axes[0], comparison, smooth)
     ending = _draw_baselines(axes[0], comparison, width)
+    ends = [float(np.nanmean(line.get_ydata())) for line in axes[0].get_lines()]  # type: ignore[arg-type]
+    if ending and comparison.better == "lower is better" and min(ends) > 0 and max(ends) > 4 * min(ends):
+        axes[0].set_yscale("log")  # what needs no model is far away
     quantity = f"stream {drawn(comparison.metric)}, mean of {width} rounds"
     axes[0].set(xlabel="round t", ylabel=f"{quantity}\n({comparison.better})" if comparison.better else quantity)
     caption = (
-        f"Prequential {comparison.metric}{_direction(comparison)}: each round is judged before it is learned from. "
+        f"The stream's {comparison.metric}{_direction(comparison)}: each round is judged before it is learned from. "
         f"Mean over the last {width} rounds and over seeds, band: ± standard error over seeds.{ending}"
     )
     return finish(figure, axes[0], name, caption, title)

@@ -6,12 +6,15 @@ import re
 import numpy as np
 import polars as pl
 import pytest
+from matplotlib import pyplot as plt
 from scipy import stats
 
 from obbo_lightning import part
 from obbo_lightning.experiments import report
 from obbo_lightning.experiments.comparison import read_comparison
+from obbo_lightning.experiments.comparison_figures import draw_comparison
 from obbo_lightning.experiments.comparison_tables import comparison_tables
+from obbo_lightning.experiments.drawing import house_style
 from obbo_lightning.experiments.market_comparison import market_tables, read_market
 from obbo_lightning.experiments.rates import fit_power
 from obbo_lightning.experiments.runs import Run
@@ -204,3 +207,18 @@ def test_a_report_that_is_made_again_says_the_same(compared, tmp_path, monkeypat
     assert "outer step α" in page
     assert "regret window w_R" in page
     assert "higher is better" in page
+
+
+@pytest.mark.parametrize(
+    ("higher", "times", "scale"), [(False, 9.0, "log"), (False, 1.0, "linear"), (True, 9.0, "linear")]
+)
+def test_losses_of_what_needs_no_model_do_not_squash_the_others(tmp_path, higher, times, scale):
+    found = read_comparison([write_run(tmp_path, label, 0) for label in ("obbo", "adam")])
+    runs = found.runs.with_columns(higher_is_better=pl.lit(higher))
+    far = found.baselines.with_columns(score=times * (1 + pl.col("score")))
+    with house_style():
+        drawings = draw_comparison(found._replace(runs=runs, baselines=far), "Losses")
+    (stream,) = (one.figure.axes[0] for one in drawings if one.name == "stream_accuracy")
+    assert stream.get_yscale() == scale
+    for one in drawings:
+        plt.close(one.figure)

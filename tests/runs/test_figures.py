@@ -2,10 +2,11 @@
 
 import numpy as np
 import polars as pl
+import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from obbo_lightning.runs.figures import draw_figures, draw_weights, save_figure
+from obbo_lightning.runs.figures import draw_figures, draw_scores, draw_weights, save_figure
 
 
 def test_figures_are_drawn_of_a_table_with_gaps(tmp_path):
@@ -69,3 +70,12 @@ def test_shares_are_a_stack_and_other_values_lines_a_panel_a_block():
     assert len(shares.collections) == 3
     tops = shares.collections[1].get_paths()[0].vertices  # the second share lies on the first
     assert np.isclose(tops[:, 1].max(), trust[:, :2].sum(1).max())
+
+
+@pytest.mark.parametrize(
+    ("metric", "far", "scale"), [("loss", 5.0, "log"), ("loss", 3.0, "linear"), ("accuracy", 5.0, "linear")]
+)
+def test_a_baseline_that_is_far_away_does_not_squash_the_others(metric, far, scale):
+    axes = Figure().subplots()
+    draw_scores(axes, {"round": np.arange(1, 11), metric: np.ones(10)}, metric, np.nan, "", {"far": np.full(10, far)})
+    assert axes.get_yscale() == scale
