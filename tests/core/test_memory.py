@@ -146,3 +146,15 @@ def test_remembered_tasks_are_restored_with_all_of_their_warm_starts():
     ((_, found),), _ = again.recall([])
     for name, value in warm.state_dict().items():
         assert torch.equal(getattr(found, name), value), name
+
+
+def test_a_warm_start_goes_on_with_all_three_and_one_of_an_older_version_with_two():
+    first, second = Warm(*(torch.full((1, 2), float(n)) for n in range(3))), Warm()
+    second.load_state_dict(first.state_dict())
+    assert second.inner is first.inner
+    assert second.solve is first.solve
+    assert second.solver is first.solver
+    second.load_state_dict({"inner": first.solve, "solve": None})
+    assert (second.inner is first.solve, second.solve, second.solver) == (True, None, None)
+    halves = first.lanes(slice(0, 1)).map(lambda value: value / 2)
+    assert [float(value[0, 0]) for value in halves.state_dict().values()] == [0.0, 0.5, 1.0]

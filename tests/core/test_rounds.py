@@ -422,3 +422,43 @@ def test_a_lane_with_one_bad_coordinate_is_skipped_whole():
     assert record.skipped.tolist() == [True, False]
     assert record.hypergradient.tolist() == [[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]
     assert record.outer.tolist() == [[0.0, 0.0, 0.0], [-1.0, -2.0, -3.0]]
+
+
+def test_a_state_has_the_tasks_of_all_processes_and_each_goes_on_with_its_own():
+    def stepping():
+        return OuterStep(torch.nn.Parameter(toy_point()), OAGD(window=2), regret_window=3)
+
+    def names(step):
+        return [[int(task["n"]) for task, _ in met] for met in step.memory._past]
+
+    one, other = stepping(), stepping()
+    one.memory.keep([[({"n": torch.tensor(t)}, Warm(toy_point(seed=t)))] for t in (1, 2)])
+    state = one.state_dict(lambda rounds: [[*met, ({"n": torch.tensor(9)}, Warm())] for met in rounds])
+    assert names(one) == [[1], [2]]  # its own are as they were
+    assert [[int(met["task"]["n"]) for met in past] for past in state["memory"]["past"]] == [[1, 9], [2, 9]]
+    other.load_state_dict(state, lambda rounds: [met[1:] for met in rounds])
+    assert names(other) == [[9], [9]]
+    other.load_state_dict(state)
+    assert names(other) == [[1, 9], [2, 9]]
+    assert other.regret["geometry"].memory.window == other.regret["generalized"].memory.window == 1
+    assert other.regret["exact"].memory.window == 3
+
+
+def test_a_stream_is_played_with_the_seed_the_window_the_start_and_the_policy_that_were_given(monkeypatch):
+    from obbo_lightning.core import rounds
+
+    asked = []
+
+    def noting(problem, algorithm, step, task, warm, key, *share):
+        asked.append((warm, key, step))
+        return play(problem, algorithm, step, task, warm, key, *share)
+
+    monkeypatch.setattr(rounds, "play", noting)
+    tasks, start = [toy_task(seed=t) for t in range(2)], toy_point(seed=7)
+    algorithm = OBBO(inner=GradientDescent(steps=3, lr=0.2), hypergradient=FixedPoint(3, lr=0.2))
+    played = list(rounds.online(Nonlinear(), algorithm, tasks, toy_point(), start, 5, 4, "skip"))
+    assert [(key.seed, key.round) for _, key, _ in asked] == [(5, 0), (5, 1)]
+    assert asked[0][0].inner is start
+    assert asked[1][0] is played[0].warms[0]
+    step = asked[0][2]
+    assert (step.regret["euclidean"].memory.window, step.on_nonfinite) == (4, "skip")

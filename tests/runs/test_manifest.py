@@ -253,3 +253,23 @@ def test_a_checkpoint_that_is_asked_for_has_its_checksum(run, capsys):
 def test_lists_of_callbacks_decide_but_not_where_they_write():
     settings = {"trainer": {"callbacks": [{"name": "EarlyStopping", "patience": 1, "dirpath": "x"}]}}
     assert decisive(settings) == {"trainer.callbacks.0.name": "EarlyStopping", "trainer.callbacks.0.patience": 1}
+
+
+def test_a_checkpoint_says_how_many_rounds_there_are_to_be_and_what_was_changed_before_is_history(tmp_path):
+    run, saved = RunDirectory(tmp_path), {}
+    settings = {"rounds": 8, "threads": 2, "seed": 1, "data": {"drift": 1.0}}
+    keepers = [Keeper(run, lambda: [SimpleNamespace(path=tmp_path / "x.csv", mark=lambda: {"rows": 3})]) for _ in "ab"]
+    keepers[0].begin(settings)
+    keepers[0].on_save_checkpoint(SimpleNamespace(global_step=6), None, saved)
+    assert saved["manifest"] == read_manifest(run).as_dict()
+    assert (saved["manifest"]["rounds"], saved["manifest"]["planned"]) == (6, 8)
+    assert saved["manifest"]["tables"] == {"x.csv": {"rows": 3}}
+    keepers[1].begin({**settings, "rounds": 12, "data": {"drift": 2.0}})
+    assert (read_manifest(run).planned, read_manifest(run).before) == (8, {"data.drift": 1.0})
+    keepers[1].on_train_start(SimpleNamespace(global_step=6), None)  # from the newest checkpoint: nothing is cut away
+    assert read_manifest(run).tables == {"x.csv": {"rows": 3}}
+    keepers[1].on_save_checkpoint(SimpleNamespace(global_step=9), None, saved)
+    now = read_manifest(run)
+    assert (now.rounds, now.planned, now.before, now.settings["data.drift"]) == (9, 12, {}, 2.0)
+    Keeper(run, list).on_save_checkpoint(SimpleNamespace(global_step=1), None, other := {})  # of another rank
+    assert other == {}

@@ -1,6 +1,8 @@
 import pytest
 
+from obbo_lightning.settings import files
 from obbo_lightning.settings.files import ConfigError, find_config, read_yaml, shipped
+from obbo_lightning.settings.flags import read_flags
 from obbo_lightning.settings.layers import merge, read_layers
 from obbo_lightning.settings.schema import complete
 
@@ -61,3 +63,16 @@ def test_another_stream_brings_its_own_problem_and_network():
     assert "widths" in changed["problem"]["network"]  # the MLP's, which takes any shape
     kept = complete(read_layers(["--data", "fc100"])[0])
     assert kept["problem"]["network"]["filters"] == 32
+
+
+def test_long_files_and_values_that_grow_by_aliases_are_refused_before_they_are_used(tmp_path, monkeypatch):
+    (tmp_path / "x.yaml").write_text("a: &a [1, 2, 3]\nb: [*a, *a]\n")
+    assert read_yaml(tmp_path / "x.yaml")["b"] == [[1, 2, 3], [1, 2, 3]]
+    monkeypatch.setattr(files, "MOST_VALUES", 10)
+    with pytest.raises(ConfigError, match=r"x\.yaml must hold at most 10 values, aliases written out, got more"):
+        read_yaml(tmp_path / "x.yaml")
+    with pytest.raises(ConfigError, match="--a must hold at most 10 values, aliases written out, got more"):
+        read_flags(["--a", "[&a [1, 2, 3], *a, *a]"])
+    monkeypatch.setattr(files, "LONGEST", 20)
+    with pytest.raises(ConfigError, match=r"x\.yaml must have at most 20 bytes, got 28"):
+        read_yaml(tmp_path / "x.yaml")

@@ -107,13 +107,6 @@ def test_a_problem_with_blocks_that_a_layer_names_drops_what_was_said_for_one_wi
     assert found["algorithm"] == {"name": "obbo", "window": 3}
 
 
-def test_words_of_free_text_are_not_read_as_numbers_also_in_flags():
-    found = read_flags(["--wandb.name", "1e5", "--experiment", "2e3", "--algorithm.lr", "1e-4", "--output", "-"])
-    assert found.settings == {
-        "wandb": {"name": "1e5"}, "experiment": "2e3", "algorithm": {"lr": 1e-4}, "output": "-",
-    }  # fmt: skip
-
-
 def test_a_part_that_is_none_is_none_and_those_inside_are_made_first(monkeypatch):
     monkeypatch.setattr(building, "_existing", lambda settings, path: lambda **given: (path, given))
     asked = {"name": "obbo", "lr": 2, "geometry": None, "inner": {"name": "x", "steps": 3}}

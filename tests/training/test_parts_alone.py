@@ -4,11 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from toy import Nonlinear, toy_point, toy_task
 
-from obbo_lightning import ExactCheckpoints, StreamDataModule, Tasks
+from obbo_lightning import ExactCheckpoints, StreamDataModule, Tasks, Warm
 from obbo_lightning.runs.checkpoints import CheckpointError, newest_checkpoint, verify_checkpoint
-from obbo_lightning.training import run as running
+from obbo_lightning.training import run as running, sizes
 from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, Rounds
+from obbo_lightning.training.evaluation import evaluate
 from obbo_lightning.training.judging import centre_and_error
 from obbo_lightning.training.signals import Stopped
 
@@ -118,3 +120,33 @@ def test_a_process_says_how_its_run_ended(raised, code, said, monkeypatch, capsy
     monkeypatch.setattr(running, "fit", fit)
     assert running.play_to_exit_code({}, SimpleNamespace(path="here"), None, None) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("algorithm", "solved"), [("oagd", 8000), ("obbo", 0)])
+def test_what_a_run_keeps_is_estimated_from_its_task_and_its_outer_variable(algorithm, solved, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(sizes, "require_memory", lambda key, count, size: asked.__setitem__(key, (count, size)))
+    settings = {"algorithm": {"name": algorithm, "window": 5}, "regret_window": 10, "workers": 1000}
+    settings |= {"tasks_per_round": 2, "evaluation": {"tasks": 3}}
+    start, task = torch.zeros(2, 100, dtype=torch.float64), {"x": torch.zeros(1000, dtype=torch.float64), "name": "x"}
+    sizes.require_sizes(settings, start, task)
+    assert asked == {
+        "tasks_per_round": (2, 2 * 8000),
+        "evaluation.tasks": (3, 3 * 8000),
+        "regret_window": (10, 10 * (1600 + 100)),
+        "algorithm.window": (5, 5 * (1600 + solved + 100)),  # OAGD keeps tasks, too
+    }
+    sizes.require_sizes(settings, None, None)  # neither is known: a little is assumed
+    assert asked["tasks_per_round"] == (2, 2000)
+    assert asked["regret_window"] == (10, 10 * 1100)
+    with pytest.raises(ValueError, match="workers must be at most 1000, got 1001"):
+        sizes.require_sizes({**settings, "workers": 1001}, start, task)
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_a_solver_that_carries_nothing_is_given_no_start(carries):
+    given = []
+    solver = SimpleNamespace(carries=carries, whole=lambda oracle, first: given.append(first) or toy_point(1))
+    evaluate(Nonlinear(), SimpleNamespace(inner=solver), toy_point(1), toy_task(lanes=1), Warm())
+    (first,) = given
+    assert (first is not None) is carries
