@@ -14,6 +14,7 @@ from torch import Tensor
 from obbo_lightning.networks.mlp import MLP
 from obbo_lightning.streams.classes import Division, StoredClasses
 from obbo_lightning.streams.few_shot import Drawing, FewShotStream
+from obbo_lightning.streams.npz import read_arrays
 from obbo_lightning.streams.parquet import read_parquet
 
 TABLES = {".csv": "CSV", ".parquet": "parquet"}
@@ -152,11 +153,7 @@ def read_features(
 
 
 def _read_npz(path: Path) -> tuple[NDArray[np.float64], NDArray[np.generic] | None]:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            found = {name: file[name] for name in ("examples", "labels") if name in file.files}
-    except Exception as error:  # zip, zlib and NumPy each have their own
-        raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
+    found, _ = read_arrays(path, ("examples", "labels"))
     if "examples" not in found:
         raise ValueError(f"{path} must hold examples and labels, and has no examples")
     examples, labels = found["examples"], found.get("labels")

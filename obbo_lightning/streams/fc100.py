@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from obbo_lightning.streams.classes import StoredClasses
 from obbo_lightning.streams.few_shot import Drawing, FewShotStream, image_inputs
 from obbo_lightning.streams.images import Pixels, channels_first
+from obbo_lightning.streams.npz import read_arrays
 
 SUPERCLASSES = {
     "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
@@ -99,11 +100,7 @@ def load_cifar100(root: Path) -> Cifar100:
 
 
 def _read_npz(path: Path) -> Cifar100:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            found = {name: file[name] for name in FIELDS if name in file.files}
-    except Exception as error:  # zip, zlib and NumPy each have their own
-        raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
+    found, _ = read_arrays(path, FIELDS)
     missing = [name for name in FIELDS if name not in found]
     if missing:
         raise ValueError(f"{path} must hold {', '.join(FIELDS)}, and has no {', '.join(missing)}")

@@ -15,6 +15,7 @@ from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.streams.classes import Division, StoredClasses
 from obbo_lightning.streams.few_shot import Drawing, FewShotStream, image_inputs
+from obbo_lightning.streams.npz import read_arrays
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -120,11 +121,7 @@ def read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic]]:
 
 def read_images(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.generic] | None]:
     """``images`` of an npz file, and ``labels`` where it has some."""
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            found = {name: file[name] for name in ("images", "labels") if name in file.files}
-    except Exception as error:  # zip, zlib and NumPy each have their own
-        raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
+    found, _ = read_arrays(path, ("images", "labels"))
     if "images" not in found:
         raise ValueError(f"{path} must hold images and labels, and has no images")
     images, labels = found["images"], found.get("labels")

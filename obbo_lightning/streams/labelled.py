@@ -12,6 +12,7 @@ from torch.nn.functional import avg_pool2d
 
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.streams.fingerprints import digest_of
+from obbo_lightning.streams.npz import read_arrays
 from obbo_lightning.streams.synthetic import CLASSES, DrawnClasses
 
 POOLS = ("train", "validation", "test")
@@ -62,12 +63,8 @@ class Labelled:
         file = Path(path).expanduser()
         if file.suffix.lower() != ".npz" or not file.is_file():
             raise ValueError(f"data.path must be an npz file that exists, got {path!r}")
-        try:
-            with file.open("rb") as opened, np.load(opened, allow_pickle=False) as found:
-                arrays = {n: found[n] for n in ("images", "examples", label, "is_test") if n in found.files}
-                names = ", ".join(found.files)
-        except Exception as error:  # zip, zlib and NumPy each have their own
-            raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
+        arrays, known = read_arrays(file, ("images", "examples", label, "is_test"))
+        names = ", ".join(known)
         if label not in arrays:
             raise ValueError(f"data.label must be an array of {path}, which are {names}, got {label!r}")
         if "images" not in arrays and "examples" not in arrays:

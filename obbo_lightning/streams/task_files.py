@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from obbo_lightning.streams.npz import arrays_in
 from obbo_lightning.streams.parquet import read_parquet as read_parquet_file
 
 Arrays = dict[str, NDArray[Any]]
@@ -25,10 +26,9 @@ class UnreadableError(ValueError):
 def read_npz(content: bytes) -> Arrays:
     """Arrays of an npz file."""
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception as error:  # zip, zlib and NumPy each have their own
-        raise UnreadableError(f"cannot be read as an npz file: {error}") from None
+        return arrays_in(io.BytesIO(content))[0]
+    except ValueError as error:
+        raise UnreadableError(str(error)) from None
 
 
 def read_json(content: bytes) -> Arrays:

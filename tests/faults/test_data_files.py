@@ -1,6 +1,7 @@
 """Data that somebody else wrote, damaged in any way, and streams of user code that do what they should not."""
 
 import random
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from obbo_lightning.streams.forgetting_data import read_rows
 from obbo_lightning.streams.images import read_npz as read_images
 from obbo_lightning.streams.labelled import Labelled
 from obbo_lightning.streams.market_data import read_events, read_prices
+from obbo_lightning.streams.npz import read_arrays
 from obbo_lightning.streams.task_files import READERS
 
 WORDS = (b"nan", b"inf", b"-", b'"', b",", b"\n", b"\x00", b"\xff", b"1e999", b"=1+1", b"", b"9" * 400, b"2026-13-01")
@@ -144,3 +146,10 @@ def test_a_stream_that_does_what_it_should_not_is_one_line(fault, at, tmp_path, 
         code,
         said,
     )
+
+
+def test_what_does_not_begin_like_an_array_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as file:
+        file.writestr("examples.npy", b"no array")  # with the right checksum: NumPy hands out its bytes
+    with pytest.raises(ValueError, match=r"mine\.npz cannot be read as an npz file: examples is no array"):
+        read_arrays(tmp_path / "mine.npz", ("examples", "labels"))
