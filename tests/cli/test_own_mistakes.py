@@ -71,7 +71,10 @@ def folder(tmp_path, monkeypatch):
         (["--algorithm.inner", "mine.py:Lacking"], "algorithm.inner must have the methods step_size"),
         (["--algorithm", "mine.py"], "algorithm must name a class in the file"),
         (["--problem.network.ways", "7"], "unknown key 'problem.network.ways' (value 7); the tasks decide it"),
-        (["--data", "mine.py:Clicks"], "inner.start must be previous for Two, whose inner variable has 6 coordinates"),
+        (
+            ["--data", "mine.py:Clicks", "--rounds", "9", "--algorithm.inner.start", "outer"],
+            "inner.start must be previous for Two, whose inner variable has 6 coordinates",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(folder, flags, said, capsys):
