@@ -15,7 +15,9 @@ NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.]*\d)")
 NOT_MEASURED: dict[str, tuple[str, ...]] = {"README.md": ("2.0", "3.11")}  # a licence; Python
 
 
-@pytest.mark.parametrize("name", ["first", "default", "default_tuned", "fc100", "fc100_tuned", "market", "quadratic"])
+@pytest.mark.parametrize(
+    "name", ["first", "default", "default_tuned", "fc100", "fc100_tuned", "fc100_long", "market", "quadratic"]
+)
 def test_a_committed_report_is_made_again_to_the_last_byte(name, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_contents", lambda found: (of_found(found)[0], lambda title: []))  # figures take long
     write_report([FOLDER / name], tmp_path, name, reference=REFERENCE.get(name))
