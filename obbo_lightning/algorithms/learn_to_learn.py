@@ -53,7 +53,9 @@ class Adaptation(InnerSolver):
         """The steps and η of a `GradientDescent` that starts at λ."""
         solver = instance_of("inner", solver or GradientDescent(steps=5, start="outer"), GradientDescent)
         if solver.start != "outer" or solver.batch_size is not None:
-            raise ValueError(f"inner must start at 'outer' and use whole tasks for learn2learn, got {solver!r}")
+            raise ValueError(
+                f"inner must start at 'outer' and use whole tasks for learn2learn, which adapts a few-shot problem, got {solver!r}"
+            )
         return cls(solver.steps, solver.lr, head_only)
 
     @property
