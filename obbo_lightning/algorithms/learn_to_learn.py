@@ -54,7 +54,8 @@ class Adaptation(InnerSolver):
         solver = instance_of("inner", solver or GradientDescent(steps=5, start="outer"), GradientDescent)
         if solver.start != "outer" or solver.batch_size is not None:
             raise ValueError(
-                f"inner must start at 'outer' and use whole tasks for learn2learn, which adapts a few-shot problem, got {solver!r}"
+                "inner must start at 'outer' and use whole tasks for learn2learn, which adapts a few-shot problem, "
+                f"got {solver!r}"
             )
         return cls(solver.steps, solver.lr, head_only)
 
