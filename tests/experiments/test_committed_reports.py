@@ -16,7 +16,8 @@ NOT_MEASURED: dict[str, tuple[str, ...]] = {"README.md": ("2.0", "3.11")}  # a l
 
 
 @pytest.mark.parametrize(
-    "name", ["first", "default", "default_tuned", "fc100", "fc100_tuned", "fc100_long", "market", "quadratic"]
+    "name",
+    ["first", "default", "default_tuned", "fc100", "fc100_tuned", "fc100_long", "damping", "market", "quadratic"],
 )
 def test_a_committed_report_is_made_again_to_the_last_byte(name, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_contents", lambda found: (of_found(found)[0], lambda title: []))  # figures take long

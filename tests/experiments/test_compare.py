@@ -122,7 +122,7 @@ def test_a_comparison_that_we_ship_is_found_by_its_name(tmp_path, capsys, monkey
     assert cli.main(["compare", "--config", "fc100", "--dry_run"]) == 0
     assert read[0].samefile(CONFIGS / "compare" / "fc100.yaml")
     assert cli.main(["compare", "--config", "fc10"]) == 2
-    names = "default, fc100, forgetting, imbalance, market, quadratic, regularization, sources"
+    names = "damping, default, fc100, forgetting, imbalance, market, quadratic, regularization, sources"
     assert f"{names}; got 'fc10'" in capsys.readouterr().err
 
 
