@@ -135,7 +135,7 @@ def leaderboard_table(standings: Sequence[Standing]) -> Table:
     for method in sorted(methods, key=lambda m: (-counts[m], means[m])):
         cells, count = [_cell(one, method) for one in standings], counts[method]
         rows.append(
-            [method, *cells, f"{means[method]:.1f} of {count}" if count < len(standings) else f"{means[method]:.1f}"]
+            [method, *cells, f"{means[method]:.1f} (in {count})" if count < len(standings) else f"{means[method]:.1f}"]
         )
     return Table("leaderboard", CAPTION, ["method", *(one.name for one in standings), "mean place"], rows)
 

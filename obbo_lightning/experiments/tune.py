@@ -1,6 +1,5 @@
 """`tune`: each method of a comparison gets the same search, and the comparison is played with what was found."""
 
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,15 +15,16 @@ from obbo_lightning.experiments.runs import JOURNAL, read_run, tell_apart
 from obbo_lightning.experiments.search import Result, Search, Trial, open_journal
 from obbo_lightning.experiments.slurm import JOB
 from obbo_lightning.experiments.tune_request import Range, Request
-from obbo_lightning.parts import part
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.runs.state import RunState
+from obbo_lightning.settings.build import build_stream
 from obbo_lightning.settings.files import ConfigError, Settings
 from obbo_lightning.settings.flags import nested
 from obbo_lightning.settings.layers import overlay
 from obbo_lightning.settings.schema import complete
-from obbo_lightning.streams.stream import Metric
+from obbo_lightning.streams.stream import Metric, Stream
+from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.training.run import build
 
 Play = Callable[[Sequence[Cell], Sequence[RunDirectory]], list[Failure]]
@@ -223,13 +223,20 @@ def _require_possible(methods: Sequence[Method], request: Request) -> Metric:
             )
     first = methods[0]
     cell = trial_cell(first, request, Trial(0, first.untuned, {}, False, False, 0, 0), request.seeds[0], 1)
-    seeded = "seed" in inspect.signature(part("data", cell.settings["data"]["name"])).parameters
-    if request.judge == "stream" and not seeded and cell.settings["data"] == first.cells[0].settings["data"]:
+    stream = build(cell.settings).stream
+    if request.judge == "stream" and _same_rounds(stream, build_stream(first.cells[0].settings)):
         raise ConfigError(
-            f"tune.settings must name other data for tune.judge stream: {cell.settings['data']['name']} takes no seed, "
-            "and the comparison plays the same rounds"
+            f"tune.settings must name other data for tune.judge stream: the rounds of {cell.settings['data']['name']} "
+            "are the same for every seed here, and the comparison plays them"
         )
-    return build(cell.settings).stream.metric
+    return stream.metric
+
+
+def _same_rounds(one: Stream, other: Stream) -> bool:
+    """Whether two streams begin with the same task; of those that arrive nobody knows."""
+    if not (has_random_access(one.train) and has_random_access(other.train)):
+        return False
+    return one.fingerprint(0, one.train[0]) == other.fingerprint(0, other.train[0])
 
 
 def _require_same(folder: Path, grid: Grid, request: Request) -> None:

@@ -131,7 +131,10 @@ def _target(path: Path, name: str, written: pl.Series, kind: str) -> tuple[Numbe
     """The target as numbers, which kind it is, and what 0 and 1 are called."""
     if written.null_count():
         row = int(written.is_null().arg_true()[0]) + 1
-        raise ValueError(f"data.csv {path}, row {row}: the target {name!r} must have a value, got nothing")
+        hint = "rows that are still to come go to `predict --query`"
+        raise ValueError(
+            f"data.csv {path}, row {row}, line {row + 1}: the target {name!r} must have a value, got nothing; {hint}"
+        )
     written = written.str.strip_chars()
     numbers = written.cast(pl.Float64, strict=False)
     numeric = not numbers.null_count()

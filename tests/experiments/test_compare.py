@@ -131,7 +131,8 @@ def test_a_comparison_that_we_ship_is_found_by_its_name(tmp_path, capsys, monkey
 def test_the_comparisons_that_we_ship_are_complete(path):
     grid = read_grid(path)
     assert len(grid.cells) >= 6
-    assert {cell.settings["algorithm"]["name"] for cell in grid.cells} >= {"obbo", "sobow", "oagd"}
+    all_of_them = {"obbo"} if path.stem == "damping" else {"obbo", "sobow", "oagd"}
+    assert {cell.settings["algorithm"]["name"] for cell in grid.cells} >= all_of_them
     assert path.read_text().startswith("#")
 
 

@@ -33,7 +33,7 @@ def test_methods_of_all_comparisons_come_first_in_the_order_of_their_mean_place(
     assert table.rows == [
         ["obbo", "0.800 ± 0.010 (3)", "• 0.100 ± 0.010 (1)", "2.0"],
         ["adam", "0.900 ± 0.010 (2)", "• 0.500 ± 0.200 (2)", "2.0"],
-        ["sgdm", "• 0.950 (1)", "", "1.0 of 1"],
+        ["sgdm", "• 0.950 (1)", "", "1.0 (in 1)"],
     ]
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
@@ -11,9 +12,10 @@ from obbo_lightning.experiments import tuning
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.report import write_report
 from obbo_lightning.experiments.search import Trial
-from obbo_lightning.experiments.tune import lengthen, methods_of, trial_cell, tune
+from obbo_lightning.experiments.tune import _require_possible, lengthen, methods_of, trial_cell, tune
 from obbo_lightning.experiments.tune_request import read_tune
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.settings.files import ConfigError
 from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.resume import resume
 
@@ -261,3 +263,24 @@ def test_searches_that_we_ship_give_every_method_the_same(path, capsys):
     assert path.read_text().startswith("#")
     assert cli.main(["tune", "--config", path.stem, "--dry_run"]) == 0
     assert f"{request.budget:,} {request.unit} on {request.judge}" in capsys.readouterr().out
+
+
+def test_a_table_is_not_tuned_on_the_rows_of_the_comparison(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, seed in (("late", 0), ("early", 1)):
+        x = np.random.default_rng(seed).normal(size=(60, 2))
+        pl.DataFrame({"a": x[:, 0], "y": x[:, 0] + x[:, 1]}).write_csv(f"{name}.csv")
+    asked = {
+        "compare": "mine",
+        "base": "forgetting",
+        "settings": {"rounds": 2, "data": {"csv": "late.csv", "target": "y", "block": 5, "past": 4}},
+        "grid": {"algorithm": ["obbo"], "seed": [0]},
+        "tune": {"search": {"algorithm.scale": [0.1]}, "budget": {"rounds": 2}, "judge": "stream", "sampler": "grid"},
+    }
+    request = lambda: read_tune(asked["tune"])  # noqa: E731
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(asked))
+    grid = read_grid(tmp_path / "mine.yaml")
+    with pytest.raises(ConfigError, match=r"the rounds of forgetting are the same for every seed here, and the comp"):
+        _require_possible(methods_of(grid, request()), request())
+    asked["tune"]["settings"] = {"data": {"csv": "early.csv"}}
+    assert _require_possible(methods_of(grid, request()), request()).name == "loss"

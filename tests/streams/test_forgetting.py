@@ -149,7 +149,7 @@ def broken(column, row, value):
         ),
         (broken("b", 3, None), {}, r"rows\.csv, row 4, line 5: 'b' must be a finite number, got nothing"),
         (broken("b", 3, "inf"), {}, r"rows\.csv, row 4, line 5: 'b' must be a finite number, got 'inf'"),
-        (broken("y", 3, None), {}, r"rows\.csv, row 4: the target 'y' must have a value, got nothing"),
+        (broken("y", 3, None), {}, r"rows\.csv, row 4, line 5: the target 'y' must have a value, got nothing"),
         (broken("y", 3, "nan"), {}, r"rows\.csv, row 4, line 5: 'y' must be a finite number, got 'nan'"),
         (broken("y", 3, "up"), {}, r"rows\.csv, row 4, line 5: 'y' must be a finite number, got 'up'"),
         (table().with_columns(y=2.5), {}, r"data\.target must be a column that varies, got 'y', which is 2\.5 in all"),
