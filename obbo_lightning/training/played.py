@@ -112,7 +112,7 @@ def require_same_past(run: RunDirectory, stream: Stream, rounds: int, tasks_per_
             # all columns of a table change when it grows: that says nothing of which of them has another past
             all_changed = len(now) > 1 and all(before.get(name) != now[name] for name in now)
             raise ValueError(
-                f"data must begin with what {run.path} played, and differ from {where} on"
+                f"data must begin with what {run.path} played, but they differ from {where} on"
                 + (f": {differs}" if differs and not all_changed else "")
             )
 

@@ -219,7 +219,7 @@ def test_another_past_is_refused(here, capsys):
     run = only_run("runs")
     write(here / "other", 0, 1, 9, 3, 4)
     assert cli.main(["resume", str(run), "--data.path", "other", "--rounds", "5"]) == 2
-    assert "and differ from task 3, in round 3 on" in capsys.readouterr().err
+    assert "but they differ from task 3, in round 3 on" in capsys.readouterr().err
     write(here / "short", 0, 1)
     assert cli.main(["resume", str(run), "--data.path", "short", "--rounds", "5"]) == 2
     assert "data must have the 4 rounds that" in capsys.readouterr().err

@@ -65,7 +65,7 @@ def test_rows_that_were_played_and_have_changed_are_named(row, where, capsys):
     write(150, change=row)
     assert cli.main(["resume", str(run.path), "--rounds", "20"]) == 2
     error = capsys.readouterr().err
-    assert f"and differ from {where} on" in error
+    assert f"but they differ from {where} on" in error
     assert "'b'" not in error  # all columns have grown: that does not say which of them has another past
     assert error.count("\n") == 1
 

@@ -70,7 +70,7 @@ def test_a_price_of_the_past_that_has_changed_is_named(prices, ticker, bar, wher
     flags = ["--data.prices", "changed.csv", "--data.beyond", "8", "--rounds", "14"]
     assert cli.main(["resume", str(run.path), *flags]) == 2
     error = capsys.readouterr().err
-    assert f"data must begin with what {run.path} played, and differ from {where}" in error
+    assert f"data must begin with what {run.path} played, but they differ from {where}" in error
     assert f"'{ticker} 2021-01-05 10:30:00' has changed" in error
     assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
@@ -82,7 +82,7 @@ def test_what_lies_under_the_same_name_is_compared_too(prices, capsys):
     table = pl.read_csv("prices.csv")
     table.with_columns(pl.col("close") * 2).write_csv("prices.csv")
     assert cli.main(["resume", str(run.path), "--rounds", "6"]) == 2
-    assert "and differ from one of the first 20 bars" in capsys.readouterr().err
+    assert "but they differ from one of the first 20 bars" in capsys.readouterr().err
 
 
 def test_a_class_whose_examples_changed_is_named(capsys):

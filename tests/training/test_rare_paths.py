@@ -256,11 +256,11 @@ def played_run(folder, rounds, each=1, known=True):
     ("each", "played", "changed", "said"),
     [
         (1, 4, [4], None),  # a round behind the checkpoint is played again
-        (1, 4, [3], "and differ from task 4, in round 4 on: 'numbers' has changed"),
-        (1, 4, [1], "and differ from task 2, in round 2 on: 'numbers' has changed"),
+        (1, 4, [3], "but they differ from task 4, in round 4 on: 'numbers' has changed"),
+        (1, 4, [1], "but they differ from task 2, in round 2 on: 'numbers' has changed"),
         (2, 2, [4], None),
-        (2, 2, [3], "and differ from task 4, in round 2 on"),
-        (2, 2, [2], "and differ from task 3, in round 2 on"),
+        (2, 2, [3], "but they differ from task 4, in round 2 on"),
+        (2, 2, [2], "but they differ from task 3, in round 2 on"),
         (1, 0, [1], None),
     ],
 )
