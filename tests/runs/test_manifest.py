@@ -14,6 +14,7 @@ from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.manifest import (
     MAY_CHANGE,
+    Manifest,
     decisive,
     read_manifest,
     require_continuable,
@@ -273,3 +274,15 @@ def test_a_checkpoint_says_how_many_rounds_there_are_to_be_and_what_was_changed_
     assert (now.rounds, now.planned, now.before, now.settings["data.drift"]) == (9, 12, {}, 2.0)
     Keeper(run, list).on_save_checkpoint(SimpleNamespace(global_step=1), None, other := {})  # of another rank
     assert other == {}
+
+
+def test_every_file_that_a_run_ends_with_has_its_hash(tmp_path):
+    run = RunDirectory(tmp_path)
+    keeper = Keeper(run, list)
+    keeper.manifest = Manifest({}, 1, 3, 3, {}, {}, {}, {})
+    for file in (run.baselines, run.tests, run.events, run.lanes):
+        file.write_text(file.name)
+    keeper.conclude({"rounds": 3})
+    contents = {file.name: file.read_bytes() for file in (run.baselines, run.tests, run.events, run.lanes)}
+    contents["summary.json"] = b'{\n  "rounds": 3\n}\n'
+    assert keeper.manifest.closing == {n: hashlib.sha256(content).hexdigest() for n, content in contents.items()}
