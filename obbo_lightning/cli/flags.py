@@ -1,6 +1,7 @@
 """Flags of the commands that are not `fit`: argparse that refuses in one line, and help that needs nothing imported."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -166,6 +167,13 @@ COMMANDS = {
         "obbo schema compare > schema.json",
     ),
 }
+
+
+def require_csv(path: Path) -> Path:
+    """A file that predictions can be written to."""
+    if path.suffix != ".csv" or not os.access(path.absolute().parent, os.W_OK):
+        raise ValueError(f"--output must be a csv file in a folder that can be written, got {str(path)!r}")
+    return path
 
 
 class Flags(argparse.ArgumentParser):

@@ -1,7 +1,6 @@
 """`predict`: what a run has learned, on data of yours."""
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
@@ -9,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from obbo_lightning.cli.flags import Flags
+from obbo_lightning.cli.flags import Flags, require_csv
 from obbo_lightning.core.validation import at_least, positive
 from obbo_lightning.parts import short_name
 from obbo_lightning.runs.console import PlainConsole
@@ -60,8 +59,7 @@ def _classify(found: LearnedNetwork, asked: argparse.Namespace, title: str) -> i
             raise ValueError(f"predict: the following arguments are required: --{name}")
     steps = None if asked.steps is None else at_least("--steps", asked.steps, 1)
     lr = None if asked.lr is None else positive("--lr", asked.lr)
-    if asked.output.suffix != ".csv" or not os.access(asked.output.absolute().parent, os.W_OK):
-        raise ValueError(f"--output must be a csv file in a folder that can be written, got {str(asked.output)!r}")
+    require_csv(asked.output)
     support = read_support(asked.support, found.inputs)
     assert support.labels is not None
     queries = read_query(asked.query, found.inputs, set(support.labels))

@@ -1,11 +1,8 @@
 """`predict` for a run on a table: rows whose target is not known yet."""
 
-import os
-from pathlib import Path
-
 from rich.table import Table
 
-from obbo_lightning.cli.flags import Flags
+from obbo_lightning.cli.flags import Flags, require_csv
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.serving.rows import predict_rows
 
@@ -16,9 +13,7 @@ def run(arguments: list[str]) -> int:
 
     asked = Flags("predict", "rows").parse_args(arguments)
     warn_in_lines()
-    output: Path = asked.output
-    if output.suffix != ".csv" or not os.access(output.absolute().parent, os.W_OK):
-        raise ValueError(f"--output must be a csv file in a folder that can be written, got {str(output)!r}")
+    output = require_csv(asked.output)
     found = predict_rows(asked.directory, asked.query, asked.csv, asked.checkpoint)
     console = PlainConsole()
     first = found.table.head(8)

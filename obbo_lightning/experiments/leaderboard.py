@@ -13,7 +13,7 @@ from obbo_lightning.experiments.comparison import Comparison
 from obbo_lightning.experiments.drawing import Drawing, house_style, look_of, new_figure, save_drawing, set_title
 from obbo_lightning.experiments.market_comparison import MarketComparison
 from obbo_lightning.experiments.page import write_page
-from obbo_lightning.experiments.report import Report, read_any
+from obbo_lightning.experiments.report import Report, make_folder, read_any
 from obbo_lightning.experiments.runs import sorted_labels
 from obbo_lightning.experiments.tables import Table, write_table
 from obbo_lightning.foreign_text import drawn
@@ -83,15 +83,12 @@ def write_leaderboard(paths: Sequence[Path], output: Path, title: str) -> Report
         raise ValueError(f"leaderboard needs folders of different names, got {', '.join(names)}")
     standings = [standing(name, path) for name, path in zip(names, paths, strict=True)]
     table = leaderboard_table(standings)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
+    make_folder(output)
     with house_style():
         drawing = draw_standings(standings, title)
         written = [*write_table(table, output), *save_drawing(drawing, output)]
     facts = [(one.name, one.measure) for one in standings]
-    page = write_page(output / "leaderboard.html", title, facts, [table], [drawing], [])
+    page = write_page(output / "leaderboard.html", title, facts, [table], [drawing], [], command="leaderboard")
     return Report(page, [page, *written], [table], [])
 
 

@@ -31,6 +31,7 @@ def write_page(
     drawings: Sequence[Drawing],
     left_out: Sequence[str],
     settings: Table | None = None,
+    command: str = "report",
 ) -> Path:
     """Tables and figures; each drawing's SVG file must lie beside the page already."""
     from obbo_lightning import __version__
@@ -47,6 +48,7 @@ def write_page(
         left_out=left_out,
         settings=settings,
         version=__version__,
+        command=command,
     )
     path.write_text(page + "\n", encoding="utf-8")
     return path

@@ -59,7 +59,7 @@ def write_report(
     """
     if (output / "config.yaml").exists():
         raise ValueError(f"--output must not be a run directory, got {str(output)!r}")
-    earlier = _earlier(paths[0]) if len(paths) == 1 and not any(paths[0].rglob("config.yaml")) else None
+    earlier = _earlier(paths)
     runs, left_out = ([], []) if earlier else find_runs(paths)
     repeated = 0
     if earlier:
@@ -89,8 +89,7 @@ def write_report(
 
 def read_any(paths: list[Path]) -> Found:
     """What finished runs gave, or an earlier report of them, as its CSV files have it."""
-    earlier = _earlier(paths[0]) if len(paths) == 1 and not any(paths[0].rglob("config.yaml")) else None
-    return _rounded((earlier or _read(find_runs(paths)[0])[0]).facing(None))
+    return _rounded((_earlier(paths) or _read(find_runs(paths)[0])[0]).facing(None))
 
 
 def draw_runs(paths: list[Path], title: str) -> list[Drawing]:
@@ -102,14 +101,19 @@ def draw_runs(paths: list[Path], title: str) -> list[Drawing]:
 
 def _write_data(found: Found, output: Path) -> list[Path]:
     """What everything is made of, as CSV files."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
+    make_folder(output)
     kept = {output / f"{name}.csv": data for name, data in found._asdict().items() if len(data) or name not in MAY_LACK}
     for path, data in kept.items():
         cells(data).write_csv(path)
     return list(kept)
+
+
+def make_folder(output: Path) -> None:
+    """Where a report goes."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
 
 
 def _rounded(found: Found) -> Found:
@@ -139,8 +143,11 @@ def _contents(found: Found) -> tuple[list[Table], Callable[[str], list[Drawing]]
     return comparison_tables(found), lambda title: draw_comparison(found, title)
 
 
-def _earlier(path: Path) -> Found | None:
-    """What an earlier report left, where there is one."""
+def _earlier(paths: list[Path]) -> Found | None:
+    """What an earlier report left, where there is one, and no runs below it."""
+    path = paths[0]
+    if len(paths) > 1 or any(path.rglob("config.yaml")):
+        return None
     try:
         found = _read_earlier(path)
         return found and type(found)(*map(uncelled_table, found))

@@ -13,6 +13,7 @@ from obbo_lightning.runs.checkpoints import read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.earlier import read_settings
 from obbo_lightning.runs.manifest import checkpoint_to_use
+from obbo_lightning.settings.build import build_problem, build_stream
 from obbo_lightning.settings.files import Settings
 from obbo_lightning.settings.layers import part_class
 from obbo_lightning.settings.schema import complete
@@ -74,18 +75,19 @@ def predict_rows(
     directory = RunDirectory.newest(run)
     chosen = checkpoint_to_use(directory, Path(checkpoint) if checkpoint else None)
     settings = complete(read_settings(directory))
-    if not is_table(settings) or part_class(settings, "problem") is not Forgetting:
+    kind = part_class(settings, "problem")
+    if not is_table(settings) or kind is None or not issubclass(kind, Forgetting):
         raise ValueError(f"predict_rows needs a run with --config forgetting, got {directory.path}")
     data = settings["data"] | ({} if csv is None else {"csv": str(csv)})
     if data["csv"] is None:
         raise ValueError(f"predict_rows needs a run with data.csv, and {directory.path} drew its rows")
-    stream = ForgettingStream(**{key: value for key, value in data.items() if key != "name"})
+    stream: ForgettingStream = build_stream({**settings, "data": data})  # type: ignore[assignment]
     features, actual = read_queries(Path(query).expanduser(), stream.columns, data["target"])
     # β̂(λ) on the blocks before the one that comes next
     past, tasks = read_checkpoint(chosen)["state_dict"]["outer"].double(), stream.train
-    problem = Forgetting(tasks.past, tasks.kind, settings["problem"]["ridge"])
+    problem: Forgetting = build_problem(settings, stream)  # type: ignore[assignment]
     inner = problem.solution(past, tasks.known(len(tasks)))
-    fitted = (tasks.scaled(features, len(tasks)) @ inner[0]).to(torch.float64)
+    fitted = tasks.scaled(features, len(tasks)) @ inner[0]
     table = {"row": pl.Series(range(1, len(features) + 1)), **_predicted(stream, fitted, actual)}
     return RowForecast(pl.DataFrame(table), data["target"], tasks.past * tasks.target.shape[1])
 

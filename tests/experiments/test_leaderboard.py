@@ -61,6 +61,7 @@ def test_a_page_of_two_reports_and_folders_of_the_same_name_are_refused(tmp_path
     page = (tmp_path / "leaderboard" / "leaderboard.html").read_text()
     assert "All &lt;of&gt; them" in page
     assert "accuracy on test tasks; higher is better" in page
+    assert "python -m obbo_lightning leaderboard" in page
     assert (tmp_path / "leaderboard" / "leaderboard.png").stat().st_size > 10_000
     capsys.readouterr()
     assert cli.main(["leaderboard", str(COMMITTED / "default"), str(COMMITTED / "default")]) == 2

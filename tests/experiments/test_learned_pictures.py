@@ -70,7 +70,7 @@ def test_what_was_learned_is_drawn_again_from_an_earlier_report(tmp_path, weight
         ("rounds", report.ROUND_COLUMNS), ("timings", report.TIME_COLUMNS), ("runs", report.RUN_COLUMNS))}  # fmt: skip
     for name, frame in {**frames, "weights": weights}.items():
         frame.write_csv(tmp_path / f"{name}.csv")
-    found = report._earlier(tmp_path)
+    found = report._earlier([tmp_path])
     assert found.weights.equals(weights)
     (tmp_path / "weights.csv").unlink()
-    assert report._earlier(tmp_path).weights.is_empty()
+    assert report._earlier([tmp_path]).weights.is_empty()
