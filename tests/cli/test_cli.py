@@ -55,6 +55,7 @@ MISTAKES = {
         ["fit", "--rounds", "30000"],
         "rounds must be at most the stream's 20000 tasks, 1 a round, got 30000",
     ),
+    "other data": (["fit", "--data.path", "x"], "(data is synthetic; --data NAME chooses another)"),
     "ways": (["fit", "--data.ways", "50"], "data.ways must be at most the 20 classes of the validation split, got 50"),
     "shots": (["fit", "--data.shots", "0"], "data.shots must be an integer of at least 1, got 0"),
     "order": (["fit", "--data.order", "sorted"], "data.order must be one of iid, drift, got 'sorted'"),

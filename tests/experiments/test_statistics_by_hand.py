@@ -10,14 +10,17 @@ from matplotlib import pyplot as plt
 from scipy import stats
 
 from obbo_lightning import part
+from obbo_lightning.cli.report import shown_table
 from obbo_lightning.experiments import report
 from obbo_lightning.experiments.comparison import read_comparison
 from obbo_lightning.experiments.comparison_figures import draw_comparison
 from obbo_lightning.experiments.comparison_tables import comparison_tables
 from obbo_lightning.experiments.drawing import house_style
+from obbo_lightning.experiments.facts import facts_of
 from obbo_lightning.experiments.market_comparison import market_tables, read_market
 from obbo_lightning.experiments.rates import fit_power
-from obbo_lightning.experiments.runs import Run
+from obbo_lightning.experiments.runs import Run, without_repetitions
+from obbo_lightning.experiments.tables import Table
 from obbo_lightning.runs.directory import RunDirectory
 
 SEEDS, TASKS, ROUNDS = 4, 6, 8
@@ -222,3 +225,23 @@ def test_losses_of_what_needs_no_model_do_not_squash_the_others(tmp_path, higher
     assert stream.get_yscale() == scale
     for one in drawings:
         plt.close(one.figure)
+
+
+def test_seeds_that_gave_the_same_run_count_once_and_are_said(tmp_path):
+    runs = [write_run(tmp_path, label, seed) for label in ("obbo", "adam") for seed in (0, 1)]
+    again = runs[0]._replace(settings={**runs[0].settings, "seed": 7}, summary={**runs[0].summary, "seed": 7})
+    other = runs[0]._replace(label="sgdm")  # the same numbers of another method are its own
+    kept = [(run.label, run.summary["seed"]) for run in without_repetitions([*runs, again, other])]
+    assert kept == [("obbo", 0), ("obbo", 1), ("adam", 0), ("adam", 1), ("sgdm", 0)]
+    facts = dict(facts_of(["obbo"], runs, repeated=1))
+    assert facts["not counted"] == "1 whose seed changed nothing: no errors over seeds"
+    assert "not counted" not in dict(facts_of(["obbo"], runs))
+
+
+def test_a_table_that_is_too_wide_for_a_terminal_lies_on_its_side():
+    table = Table("table", "Caption.", ["algorithm", "regret", "accuracy"], [["obbo", "1.0", "0.5"]])
+    wide, narrow = shown_table(table, 80), shown_table(table, 20)
+    assert [column.header for column in wide.columns] == ["algorithm", "regret", "accuracy"]
+    assert [column.header for column in narrow.columns] == ["algorithm", "obbo"]
+    assert [list(column.cells) for column in narrow.columns] == [["regret", "accuracy"], ["1.0", "0.5"]]
+    assert (wide.caption, shown_table(table._replace(name="paired"), 80).caption) == (None, "Caption.")
