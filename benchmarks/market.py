@@ -15,11 +15,11 @@ import torch
 from scipy.linalg import cho_solve_banded, cholesky_banded
 
 from benchmarks.interleaved import medians, report
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.core.problem import Task
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.run import fit
 
@@ -74,7 +74,7 @@ def whole(prices: str, events: str, task: Task, turns: int) -> None:
             flags += ["--data.prices", prices, "--data.events", events]
             with tempfile.TemporaryDirectory() as folder:
                 began = time.perf_counter()
-                settings = complete(read_layers(flags)[0])
+                settings = complete_config(parse_arguments(flags)[0])
                 fit(settings, RunDirectory.create(folder, "cost", name), quiet=True)
                 seconds[name].append(time.perf_counter() - began)
         began = time.perf_counter()

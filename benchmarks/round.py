@@ -16,22 +16,22 @@ from torch.nn import Parameter, functional
 
 from benchmarks.interleaved import medians, report
 from obbo_lightning import OAGD, OBBO
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.core.algorithm import Algorithm
-from obbo_lightning.core.inner import GradientDescent
-from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.inner_solvers import GradientDescent
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import play
+from obbo_lightning.core.round import run_round
 from obbo_lightning.core.validation import instance_of
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import read_rounds
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
-from obbo_lightning.streams.fc100 import FC100Stream
-from obbo_lightning.streams.few_shot import FewShotStream
-from obbo_lightning.streams.synthetic import SyntheticStream
+from obbo_lightning.streams.few_shot.fc100 import FC100Stream
+from obbo_lightning.streams.few_shot.stream import FewShotStream
+from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.run import fit
 
@@ -114,7 +114,7 @@ def player(
 
     def next_round() -> object:
         t = next(turn)
-        return play(problem, algorithm, step, stream.train[t], Warm(), Key(0, t))
+        return run_round(problem, algorithm, step, stream.train[t], InnerState(), Key(0, t))
 
     for _ in range(warm_up):
         next_round()
@@ -125,7 +125,7 @@ def shell(root: str | None, stream: FewShotStream, blocks: int) -> None:
     """`fit` through Lightning, with rows and checkpoints, against the plain loop of the core."""
     flags = ["--config", "configs/fc100.yaml", "--rounds", str(BLOCK), "--evaluation.tasks", "1"]
     flags += ["--data.root", root] if root else ["--data", "synthetic"]
-    settings = complete(read_layers(flags)[0])
+    settings = complete_config(parse_arguments(flags)[0])
     seconds: dict[str, list[float]] = {"fit": [], "loop": []}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(blocks):

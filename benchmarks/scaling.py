@@ -19,15 +19,15 @@ from torch.nn import Parameter
 
 from benchmarks.interleaved import report
 from obbo_lightning import OBBO
-from obbo_lightning.core.inner import GradientDescent
-from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.distributed import Shard
+from obbo_lightning.core.inner_solvers import GradientDescent
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import play
-from obbo_lightning.core.share import Share
-from obbo_lightning.streams.fc100 import FC100Stream
-from obbo_lightning.streams.few_shot import FewShotStream
-from obbo_lightning.streams.synthetic import SyntheticStream
+from obbo_lightning.core.round import run_round
+from obbo_lightning.streams.few_shot.fc100 import FC100Stream
+from obbo_lightning.streams.few_shot.stream import FewShotStream
+from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
 from obbo_lightning.training.allocator import keep_freed_memory
 
 
@@ -52,9 +52,9 @@ def measure(rank: int, port: int, root: str | None, turns: int) -> None:
     stream: FewShotStream = FC100Stream(root) if root else SyntheticStream()
     reduced = torch.zeros(1, 1, stream.start(stream.problem(), 0).shape[1])
     actions: dict[str, Callable[[], object]] = {
-        "alone": player(stream, [0, 1], Share(tasks=2)),
-        "shared": player(stream, [rank], Share(first=rank, tasks=2, total=total)),
-        "vmap": player(stream, [0, 1], Share(tasks=2, side_by_side=True)),
+        "alone": player(stream, [0, 1], Shard(tasks=2)),
+        "shared": player(stream, [rank], Shard(first=rank, tasks=2, all_reduce=total)),
+        "vmap": player(stream, [0, 1], Shard(tasks=2, vmap=True)),
         "all-reduce": lambda: total(reduced),
     }
     seconds: dict[str, list[float]] = {name: [] for name in actions}
@@ -80,7 +80,7 @@ def measure(rank: int, port: int, root: str | None, turns: int) -> None:
     distributed.destroy_process_group()
 
 
-def player(stream: FewShotStream, slots: list[int], share: Share) -> Callable[[], object]:
+def player(stream: FewShotStream, slots: list[int], share: Shard) -> Callable[[], object]:
     """Plays the next round each time it is called."""
     problem = stream.problem()
     algorithm = OBBO(window=10, inner=GradientDescent(steps=20, lr=0.1, start="outer"))
@@ -90,7 +90,7 @@ def player(stream: FewShotStream, slots: list[int], share: Share) -> Callable[[]
     def next_round() -> object:
         t = next(turn)
         tasks = [stream.train[2 * t + slot] for slot in slots]
-        return play(problem, algorithm, step, tasks, Warm(), Key(0, t), share)
+        return run_round(problem, algorithm, step, tasks, InnerState(), Key(0, t), share)
 
     return next_round
 

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from obbo_lightning import CNN4, MLP, Hyperparameters, ModuleProblem, OnlineTuner
+from obbo_lightning import Hyperparameters, ModuleProblem, OnlineTuner
+from obbo_lightning.networks import CNN4, MLP
 from obbo_lightning.problems.regularization import Regularized
-from obbo_lightning.problems.sources import TrustedSources
-from obbo_lightning.streams.regularization import FIXED, RegularizationStream
-from obbo_lightning.streams.sources import SourcesStream
+from obbo_lightning.problems.sources import SourceWeights
+from obbo_lightning.streams.labelled.regularization import FIXED, RegularizationStream
+from obbo_lightning.streams.labelled.sources import SourcesStream
 from obbo_lightning.streams.tasks import Tasks
 
 SCORED = 10  # batches between tests
@@ -76,7 +77,7 @@ def sources(path: str | None, period: int, seed: int) -> tuple[Drifting, ModuleP
     """Ten sources of labels, a perceptron, and weights between equal ones and the truth."""
     stream = SourcesStream(path, period=period, seed=seed)
     network = MLP(ways=stream.data.classes, shape=stream.data.shape, widths=[128], norm="none")
-    problem = TrustedSources(network, stream.sources, floor=0.1)
+    problem = SourceWeights(network, stream.sources, floor=0.1)
     equal = torch.full((stream.sources,), 1 / stream.sources)
     told: dict[str, Told] = {
         "equal weights": lambda batch: {"sources": equal},
@@ -90,7 +91,7 @@ def regularization(path: str | None, period: int, seed: int) -> tuple[Drifting, 
     stream = RegularizationStream(
         path, "coarse_labels" if path else "labels", 2 if path else 1, period=period, seed=seed
     )
-    network = CNN4(filters=32, norm="group", **{k: v for k, v in stream.facts().items() if k != "shape"})
+    network = CNN4(filters=32, norm="group", **{k: v for k, v in stream.task_spec().items() if k != "shape"})
 
     def fixed(decay: float, smoothing: float) -> Told:
         return lambda batch: {"decay": torch.tensor(decay), "smoothing": torch.tensor(smoothing)}

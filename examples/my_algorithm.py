@@ -2,17 +2,12 @@
 
 from functools import partial
 
-from obbo_lightning import (
-    L1,
-    Algorithm,
-    BregmanRule,
-    Domain,
-    Euclidean,
-    FixedPoint,
-    GradientDescent,
-    HypergradientWindow,
-    InnerSolver,
-)
+from obbo_lightning import Algorithm, BregmanRule
+from obbo_lightning.domains import Domain
+from obbo_lightning.geometry import Euclidean
+from obbo_lightning.hypergradients import FixedPoint, HypergradientWindow
+from obbo_lightning.regularizers import L1
+from obbo_lightning.solvers import GradientDescent, InnerSolver
 
 
 class Sparse(Algorithm):

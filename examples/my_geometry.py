@@ -2,7 +2,8 @@
 
 import torch
 
-from obbo_lightning import Box, FixedGeometry
+from obbo_lightning.domains import Box
+from obbo_lightning.geometry import FixedGeometry
 
 
 class Quartic(FixedGeometry):

@@ -2,7 +2,7 @@
 
 import torch
 
-from obbo_lightning import Blocks, OnSimplex, Positive, Problem, Stream, Tasks
+from obbo_lightning import OnSimplex, ParameterGroups, Positive, Problem, Stream, Tasks
 
 
 class TrustedRidge(Problem):
@@ -17,7 +17,7 @@ class TrustedRidge(Problem):
 
     @property
     def blocks(self):  # λ [lanes, 1 + sources], by name
-        return Blocks(ridge=Positive(0.1, upper=2.0), trust=OnSimplex(self.sources))
+        return ParameterGroups(ridge=Positive(0.1, upper=2.0), trust=OnSimplex(self.sources))
 
     def inner_loss(self, outer, inner, task, sample=None):
         hyper = self.blocks.split(outer)
@@ -41,13 +41,13 @@ class MovingTruth(Stream):
     """
 
     problem_type = TrustedRidge
-    decided = ("sources",)
+    derived_arguments = ("sources",)
 
     def __init__(self, sources: int = 4, period: int = 100, seed: int = 0):
         self.sources, self.period, self.seed = sources, period, seed
         self.train = Tasks(self.draw, length=100_000)
 
-    def facts(self):
+    def task_spec(self):
         return {"sources": self.sources}
 
     def draw(self, t):

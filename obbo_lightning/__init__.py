@@ -1,11 +1,12 @@
 """Online bilevel optimization with Bregman geometry.
 
-The names that the package exports are listed in ``__init__.pyi``, and each is imported when it is first asked for:
-``import obbo_lightning`` by itself imports nothing.
+``__init__.pyi`` lists the exported names; each is imported when it is first used, so ``import obbo_lightning`` is fast.
+The other names are in ``obbo_lightning.geometry``, ``.domains``, ``.regularizers``, ``.hypergradients``, ``.solvers``,
+``.streams``, ``.networks`` and ``.testing``.
 """
 
 import lazy_loader
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

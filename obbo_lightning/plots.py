@@ -10,11 +10,10 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from obbo_lightning.foreign_text import drawn
-from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.earlier import read_settings
+from obbo_lightning.escaping import escape_mathtext
+from obbo_lightning.runs.directory import RunDirectory, read_config
 from obbo_lightning.runs.figures import draw_scores, draw_weights, read_baselines, tidy
-from obbo_lightning.runs.summary import title_of
+from obbo_lightning.runs.summary import run_title
 from obbo_lightning.runs.table import read_rounds
 
 
@@ -30,7 +29,7 @@ def plot_run(run: str | Path) -> Figure:
         raise ValueError(f"plot_run needs a finished run, and {directory.path} is not: resume it first")
     summary = json.loads(directory.summary.read_text())
     metric, untrained = summary["metric"], summary[f"untrained_test_{summary['metric']}"]
-    before, title = np.nan if untrained is None else untrained, drawn(title_of(read_settings(directory)))
+    before, title = np.nan if untrained is None else untrained, escape_mathtext(run_title(read_config(directory)))
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     draw_scores(axes, table, metric, before, title, read_baselines(directory.baselines))
@@ -49,7 +48,7 @@ def plot_weights(run: str | Path) -> Figure:
         raise ValueError(f"plot_weights needs values with names, and {directory.path} has no outer.csv")
     figure = Figure(figsize=(6, 4), layout="constrained")
     draw_weights(figure, read_rounds(directory.outer))
-    figure.suptitle(drawn(title_of(read_settings(directory))), fontsize="medium")
+    figure.suptitle(escape_mathtext(run_title(read_config(directory))), fontsize="medium")
     return figure
 
 

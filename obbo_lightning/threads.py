@@ -1,23 +1,23 @@
-"""How many threads a process may use, and that they do not wait for each other by spinning.
+"""Number of threads of a process, and a bound on how long they spin.
 
-Importing this does not import torch: bounds on spinning must be set before torch is loaded.
+Importing this does not import torch: the bound must be set before torch is loaded.
 """
 
 import os
 from functools import cache
 from pathlib import Path
 
-# A thread of OpenMP that waits for another one spins for a while before it sleeps, beside other work on the very core
-# that the other one needs: a round of the default took 50 times as long. A bound costs nothing on an idle machine. Too
-# small a one lets threads sleep between two operations, and beside other work it takes long to wake them.
+# An OpenMP thread that waits for another one spins before it sleeps. Beside other work it takes the core that the other
+# thread needs: a round of the default took 50 times as long. A bound costs nothing on an idle machine. Too small a bound
+# lets threads sleep between two operations, and waking them takes long beside other work.
 BOUNDS = {"GOMP_SPINCOUNT": "80000", "KMP_BLOCKTIME": "1"}
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def bound_spinning() -> None:
-    """Bound how long the threads of OpenMP spin, in this process and in those that it starts; what is set stays.
+    """Bound how long OpenMP threads spin, in this process and in those that it starts; keeps variables that are set.
 
-    It works before torch is imported, and `obbo` does it. In a script of your own, begin with
+    It has an effect before torch is imported; the command line calls it. Begin a script of your own with
 
     >>> from obbo_lightning.threads import bound_spinning
     >>> bound_spinning()
@@ -27,13 +27,13 @@ def bound_spinning() -> None:
 
 
 def take_threads(asked: int | str = "auto", processes: int = 1) -> int:
-    """Let torch compute with so many threads in this process; returns the number.
+    """Set the number of torch threads of this process, and return it.
 
-    The number decides in which order sums are rounded: a run records it, and a resume asks for it again.
+    It determines the order in which sums are rounded: a run records it, and a resume uses it again.
 
     Args:
-        asked: how many; ``auto``: OMP_NUM_THREADS where it is set, else this process's share of the cores.
-        processes: how many processes of this machine share the cores.
+        asked: number of threads; ``auto``: OMP_NUM_THREADS where it is set, else this process's share of the cores.
+        processes: number of processes of this machine that share the cores.
     """
     import torch
 
@@ -42,33 +42,33 @@ def take_threads(asked: int | str = "auto", processes: int = 1) -> int:
     threads = share_of_cores(processes) if asked == "auto" else int(asked)
     torch.set_num_threads(threads)
     if processes > 1:
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # Lightning divides the cores by itself where it is not set
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # otherwise Lightning divides the cores itself
     return threads
 
 
 def share_of_cores(processes: int = 1) -> int:
-    """What ``auto`` means: a count of cores, never a measurement, so that it is the same every time."""
+    """Return what ``auto`` means: a count of cores, not a measurement, so that it is the same every time."""
     if os.environ.get("OMP_NUM_THREADS"):
-        return _torch_began_with()
-    return max(1, min(_torch_began_with(), usable_cores()) // processes)
+        return _initial_torch_threads()
+    return max(1, min(_initial_torch_threads(), usable_cores()) // processes)
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, and no more than its control group may use of them in a second."""
+    """Return the number of cores that this process may run on, limited by the CPU quota of its control group."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([allowed, *_quotas()])))
 
 
 @cache
-def _torch_began_with() -> int:
-    """Torch's own number, which knows OMP_NUM_THREADS and leaves out hyperthreads; before a run has set another."""
+def _initial_torch_threads() -> int:
+    """Return torch's initial number, which respects OMP_NUM_THREADS and leaves out hyperthreads."""
     import torch
 
     return torch.get_num_threads()
 
 
 def _quotas() -> list[float]:
-    """CPU seconds a second of the control groups that this process is in, where Linux limits them."""
+    """Return the CPU quotas, in cores, of the control groups of this process, where Linux limits them."""
     try:
         lines = OWN_CGROUPS.read_text().splitlines()
     except OSError:
@@ -85,7 +85,7 @@ def _quotas() -> list[float]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Of one control group: ``cpu.max`` of version 2, or the two files of version 1; None where there is no limit."""
+    """Return the quota of one control group (version 2 or 1); None where there is no limit."""
     try:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text().split()

@@ -1,4 +1,4 @@
-"""An extension of griffe, which reads docstrings for the site: examples become blocks of code."""
+"""Extension of griffe, which reads docstrings for the site: examples become blocks of code."""
 
 import re
 from typing import Any
@@ -9,14 +9,9 @@ EXAMPLE = re.compile(r"^>>> .*?(?=\n\s*\n|\Z)", flags=re.DOTALL | re.MULTILINE)
 
 
 class Examples(griffe.Extension):
-    """Our docstrings have their examples (``>>>``) without a heading; Markdown would take them for quotations."""
+    """Fences around examples (``>>>``), which have no heading and would be quotations in Markdown."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Put a fence around each of them."""
+        """Put a fence around each example of a docstring."""
         if obj.docstring:
-            obj.docstring.value = fenced(obj.docstring.value)
-
-
-def fenced(docstring: str) -> str:
-    """A docstring whose examples stand in fences."""
-    return EXAMPLE.sub(lambda match: f"```pycon\n{match[0]}\n```", docstring)
+            obj.docstring.value = EXAMPLE.sub(lambda match: f"```pycon\n{match[0]}\n```", obj.docstring.value)

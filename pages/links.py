@@ -1,7 +1,8 @@
-"""A hook of mkdocs: files of the repository that a page links to become pages of the site.
+"""Hook of mkdocs: files and folders of the repository that a page links to become pages of the site.
 
-The documents are read in the repository, where ``../examples/my_ridge.py`` is a file, and on the site, which has
-the folder ``docs`` only. So the file becomes a page with its text, and the link leads there.
+The documents are read in the repository, where ``../examples/my_ridge.py`` is a file, and on the site, which has the
+pages of the folder ``docs`` only. So each linked file becomes a page with its text, each linked folder a page with its
+contents, and the links point to these pages.
 """
 
 import posixpath
@@ -13,54 +14,59 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)")
-# Documents of the repository that have a place of their own on the site.
-PLACES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+# Documents outside of docs/ that have a page of their own.
+PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".html": "html", ".csv": "text"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for every file outside of ``docs`` that a page links to."""
+    """Add a page for every linked file or folder that mkdocs does not show by itself."""
     root = Path(config.config_file_path).parent
     sources = {file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()}
-    sources |= {place: name for name, place in PLACES.items() if place != "index.md"}
-    for place in ("changelog.md", "contributing.md"):
-        files.append(File.generated(config, place, content=(root / sources[place]).read_text()))
-    linked = {path for source in sources.values() for path in _linked(root, source)}
-    for path in sorted(linked - set(PLACES)):
-        if not path.startswith("docs/"):
-            files.append(File.generated(config, f"files/{path}.md", content=_shown(root / path, path)))
+    sources |= {page: name for name, page in PAGES.items() if page != "index.md"}
+    for page in ("changelog.md", "contributing.md"):
+        files.append(File.generated(config, page, content=(root / sources[page]).read_text()))
+    linked = {path for source in sources.values() for path in _linked_paths(root, source)}
+    for path in sorted(linked - set(PAGES)):
+        if not _is_shown(root, path):
+            files.append(File.generated(config, f"files/{path}.md", content=_as_page(root / path, path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links lead to where their files are on the site."""
-    root, place = Path(config.config_file_path).parent, page.file.src_uri
-    source = {v: k for k, v in PLACES.items() if v != "index.md"}.get(place, f"docs/{place}")
+    """Point links to the pages that `on_files` has added."""
+    root, uri = Path(config.config_file_path).parent, page.file.src_uri
+    source = {v: k for k, v in PAGES.items() if v != "index.md"}.get(uri, f"docs/{uri}")
 
     def moved(match: re.Match[str]) -> str:
         path = _path(root, source, match[1])
-        if path is None or (path.startswith("docs/") and source.startswith("docs/")):
+        if path is None or (_is_shown(root, path) and source.startswith("docs/")):
             return match[1]
-        target = PLACES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}.md")
-        return posixpath.relpath(target, PurePosixPath(place).parent)
+        target = PAGES.get(path) or (path.removeprefix("docs/") if _is_shown(root, path) else f"files/{path}.md")
+        return posixpath.relpath(target, PurePosixPath(uri).parent)
 
     return LINK.sub(moved, markdown)
 
 
-def _linked(root: Path, source: str) -> set[str]:
-    """What the document links to, as paths of the repository."""
+def _is_shown(root: Path, path: str) -> bool:
+    """Return whether mkdocs copies a path by itself: the files of docs/, but not its folders."""
+    return path.startswith("docs/") and not (root / path).is_dir()
+
+
+def _linked_paths(root: Path, source: str) -> set[str]:
+    """Return what a document links to, as paths of the repository."""
     found = (_path(root, source, target) for target in LINK.findall((root / source).read_text()))
     return {path for path in found if path}
 
 
 def _path(root: Path, source: str, target: str) -> str | None:
-    """Where a link of the document leads, None where that is no file of the repository."""
+    """Return the path that a link of a document points to; None where that is not a file of the repository."""
     path = posixpath.normpath(PurePosixPath(source).parent / target)
     return path if not path.startswith("..") and (root / path).exists() else None
 
 
-def _shown(file: Path, path: str) -> str:
-    """A file as a page: its text, or what a folder holds."""
+def _as_page(file: Path, path: str) -> str:
+    """Return the text of a file, or the contents of a folder, as Markdown."""
     if file.is_dir():
         names = sorted(f"{one.name}{'/' if one.is_dir() else ''}" for one in file.iterdir() if one.name[0] not in "._")
         return f"# {path}\n\n" + "\n".join(f"- `{name}`" for name in names) + "\n"

@@ -11,7 +11,7 @@ import polars as pl
 import torch
 import yaml
 
-from obbo_lightning import Blocks, Positive, Problem, Stream, Tasks, cli
+from obbo_lightning import ParameterGroups, Positive, Problem, Stream, Tasks, cli
 from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.streams.stream import Metric
 
@@ -25,7 +25,7 @@ class Shrunk(Problem):
     """g = ‖β − x‖² + λ ‖β‖², f = ‖β − y‖²: how much to shrink, by a block of one number."""
 
     names = ("weight",)
-    blocks = Blocks(weight=Positive(0.5, upper=10.0))
+    blocks = ParameterGroups(weight=Positive(0.5, upper=10.0))
 
     def inner_loss(self, outer, inner, task, sample=None):
         return (inner - task["x"]).square().sum(-1) + outer[:, 0] * inner.square().sum(-1)
@@ -71,7 +71,7 @@ class Everything(Stream):
     def baselines(self, problem, algorithm, rounds):
         return {"zero": [float(self.train[t]["y"].square().mean()) for t in range(rounds)]}
 
-    def origins(self):
+    def source_digests(self):
         return {"drift": str(self.drift), "seed": str(self.seed)}
 
 

@@ -1,3 +1,5 @@
+"""Number of threads of a process, and the bound on how long OpenMP spins."""
+
 import os
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from obbo_lightning import threads
 from obbo_lightning.threads import BOUNDS, bound_spinning, take_threads
 
 
-def test_spinning_is_bounded_where_nobody_has_said_otherwise(monkeypatch):
+def test_spinning_is_bounded_unless_the_environment_sets_a_bound(monkeypatch):
     monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     bound_spinning()
@@ -17,15 +19,14 @@ def test_spinning_is_bounded_where_nobody_has_said_otherwise(monkeypatch):
     assert os.environ["KMP_BLOCKTIME"] == BOUNDS["KMP_BLOCKTIME"]
 
 
-def test_the_command_line_bounds_it_before_torch_is_loaded():
-    """Watched from inside: when torch is first imported, the variables are there."""
+def test_the_command_line_bounds_spinning_before_it_imports_torch():
     script = """
 import sys, os
-class Watch:
+class PrintBound:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
             print("bound", os.environ.get("GOMP_SPINCOUNT"))
-sys.meta_path.insert(0, Watch())
+sys.meta_path.insert(0, PrintBound())
 from obbo_lightning.cli import main
 main(["fit", "--seedd", "3"])
 """
@@ -36,7 +37,7 @@ main(["fit", "--seedd", "3"])
 
 @pytest.fixture
 def torch_threads(monkeypatch):
-    """What is set here does not outlive the test."""
+    """Restore the number of threads after the test."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     yield
@@ -44,31 +45,33 @@ def torch_threads(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("began", "cores", "processes", "expected"),
+    ("initial", "cores", "processes", "expected"),
     [(8, 16, 1, 8), (8, 3, 1, 3), (8, 16, 2, 4), (8, 5, 2, 2), (2, 2, 7, 1)],
 )
-def test_auto_is_the_share_of_the_cores(began, cores, processes, expected, torch_threads, monkeypatch):
-    monkeypatch.setattr(threads, "_torch_began_with", lambda: began)
+def test_auto_is_the_share_of_the_cores_of_each_process(
+    initial, cores, processes, expected, torch_threads, monkeypatch
+):
+    monkeypatch.setattr(threads, "_initial_torch_threads", lambda: initial)
     monkeypatch.setattr(threads, "usable_cores", lambda: cores)
     assert threads.share_of_cores(processes) == expected
     assert take_threads("auto", processes) == torch.get_num_threads() == expected
 
 
-def test_what_the_environment_says_is_not_divided(torch_threads, monkeypatch):
+def test_the_number_of_the_environment_is_not_divided(torch_threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(threads, "_torch_began_with", lambda: 3)
+    monkeypatch.setattr(threads, "_initial_torch_threads", lambda: 3)
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     assert take_threads("auto", processes=2) == 3
 
 
-def test_a_number_is_taken_as_it_is_and_auto_afterwards_is_not_that_number(torch_threads):
+def test_auto_does_not_depend_on_a_number_that_was_set_before(torch_threads):
     usual = take_threads("auto")
     assert take_threads(usual + 2) == torch.get_num_threads() == usual + 2
     assert take_threads("auto") == usual
 
 
 @pytest.mark.parametrize("asked", [0, -1, "two", True, 1.5])
-def test_other_numbers_are_refused(asked):
+def test_impossible_numbers_are_refused(asked):
     with pytest.raises(ValueError, match="threads must be auto, or an integer of at least 1"):
         take_threads(asked)
 

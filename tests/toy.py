@@ -1,17 +1,26 @@
-"""Small problems whose derivatives are only known to autograd, and dense references for them."""
+"""Small problems whose derivatives only autograd has, and dense references for them."""
 
 import torch
+from torch import nn
 
-from obbo_lightning import Problem, names_of
+from obbo_lightning import Problem
+from obbo_lightning.config.registry import component_names
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.hypergradients import ConjugateGradient
+from obbo_lightning.solvers import GradientDescent
+from obbo_lightning.testing.differences import central_difference
 
 F64 = torch.float64
-SIX = sorted(
-    set(names_of("algorithm")) - {"maml", "anil"}
-)  # those of the paper; the two are for few-shot problems only
+# The algorithms of the paper; MAML and ANIL are for few-shot problems only.
+SIX = sorted(set(component_names("algorithm")) - {"maml", "anil"})
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 class Nonlinear(Problem):
-    """A finite sum with curvature that depends on λ, β and the sample; f depends on λ directly too. Here d = p."""
+    """A finite sum with curvature that depends on λ, β and the sample; f depends on λ directly, too. Here d = p."""
 
     def inner_loss(self, outer, inner, task, sample=None):
         x, y = task["x"], task["y"]
@@ -34,8 +43,37 @@ class Nonlinear(Problem):
         return torch.zeros_like(outer)
 
 
+class RecordedSamples(Nonlinear):
+    """Records each loss that is evaluated with its sample, as (name, (seed, size)) or (name, None).
+
+    The mixed term is its own, so that its samples are recorded, too.
+    """
+
+    def __init__(self):
+        self.samples = []
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        self._record("inner_loss", sample)
+        return super().inner_loss(outer, inner, task, sample)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        self._record("outer_loss", sample)
+        return super().outer_loss(outer, inner, task, sample)
+
+    def mixed_term(self, outer, inner, task, vector, sample=None):
+        self._record("mixed_term", sample)
+        outer, inner = outer.clone().requires_grad_(), inner.clone().requires_grad_()
+        with torch.enable_grad():
+            loss = Nonlinear.inner_loss(self, outer, inner, task, sample).sum()
+            (gradient,) = torch.autograd.grad(loss, inner, create_graph=True)
+            return torch.autograd.grad(gradient, outer, vector)[0]
+
+    def _record(self, name, sample):
+        self.samples.append((name, None if sample is None else (sample.seed, sample.size)))
+
+
 class Proximal(Problem):
-    """Few-shot adaptation in small: g = L(β) + γ/2 ‖λ − β‖², with its analytic mixed term −γ v."""
+    """A small few-shot adaptation: g = L(β) + γ/2 ‖λ − β‖², with its analytic mixed term −γ v."""
 
     def __init__(self, proximity=0.5):
         self.proximity = proximity
@@ -45,12 +83,41 @@ class Proximal(Problem):
         return fit + 0.5 * self.proximity * (outer - inner).square().sum(-1)
 
     def outer_loss(self, outer, inner, task, sample=None):
-        return (
-            ((task["x_validation"] @ inner.unsqueeze(-1)).squeeze(-1).tanh() - task["y_validation"]).square().mean(-1)
-        )
+        fitted = (task["x_validation"] @ inner.unsqueeze(-1)).squeeze(-1).tanh()
+        return (fitted - task["y_validation"]).square().mean(-1)
 
     def mixed_term(self, outer, inner, task, vector, sample=None):
         return -self.proximity * vector
+
+
+class OwnNetwork(nn.Module):
+    """A user's network: a parameter of its own, a frozen layer, a buffer that it writes to, norms and dropout."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.group, self.norm = nn.GroupNorm(2, 4), nn.BatchNorm1d(4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.dropout, self.last = nn.Dropout(dropout), nn.Linear(4, 3)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        x = self.frozen(self.norm(self.group(x))).tanh() * self.scale
+        return self.last(self.dropout(x))
+
+
+OWN_SIZE = 4 + 2 * 4 + 2 * 4 + 4 * 3 + 3
+
+
+def own_network(mode="train", dropout=0.0):
+    """Return a network with running statistics that differ from their start, in training or evaluation mode."""
+    torch.manual_seed(3)
+    network = OwnNetwork(dropout)
+    with torch.no_grad():
+        for _ in range(5):
+            network(3 * torch.randn(20, 4) + 1)
+    return getattr(network, mode)()
 
 
 def toy_task(lanes=2, rows=6, dim=3, seed=0):
@@ -65,11 +132,11 @@ def toy_task(lanes=2, rows=6, dim=3, seed=0):
 
 
 def toy_point(lanes=2, dim=3, seed=1, scale=0.5):
-    return scale * torch.randn(lanes, dim, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return scale * normal(lanes, dim, seed=seed)
 
 
 def dense_hessian(problem, outer, inner, task):
-    """∇²_ββ g and ∇²_λβ g (as d x p), lane by lane."""
+    """Return ∇²_ββ g and ∇²_λβ g (as d x p), lane by lane."""
 
     def gradient(lam, beta):
         return torch.autograd.functional.jacobian(
@@ -88,10 +155,21 @@ def dense_outer_gradients(problem, outer, inner, task):
 
 
 def newton_solution(problem, outer, task, start, steps=50):
-    """β̂(λ) by dense Newton steps: independent of every solver of the package."""
+    """Return β̂(λ) by dense Newton steps, independent of every solver of the package."""
     inner = start
     for _ in range(steps):
         hessian, _ = dense_hessian(problem, outer, inner, task)
         gradient = torch.autograd.functional.jacobian(lambda b: problem.inner_loss(outer, b, task).sum(), inner)
         inner = inner - torch.linalg.solve(hessian, gradient)
     return inner
+
+
+def hypergradient_where_solved(problem, outer, task, start):
+    """Return the estimate of conjugate gradients at the exact inner solution, and that of central differences."""
+    inner = newton_solution(problem, outer, task, start, steps=12)
+    estimator = ConjugateGradient(steps=start.shape[-1])
+    found = estimator.differentiate(Oracle(problem, outer, task), GradientDescent(), inner, None).value
+    expected = central_difference(
+        lambda at: problem.outer_loss(at, newton_solution(problem, at, task, inner, steps=6), task), outer, step=1e-4
+    )
+    return found, expected

@@ -1,1 +1,1 @@
-"""The algorithms of the paper and their rivals, one a file."""
+"""Online bilevel algorithms, one per file."""

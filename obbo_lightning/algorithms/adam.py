@@ -4,10 +4,10 @@ from functools import partial
 
 import torch
 
-from obbo_lightning.algorithms.offline import Offline
+from obbo_lightning.core.algorithm import ProjectedAlgorithm
 
 
-class Adam(Offline):
+class Adam(ProjectedAlgorithm):
     """`torch.optim.Adam` (0.9, 0.999) on d_t, then the projection on X; no window."""
 
     rule = partial(torch.optim.Adam, betas=(0.9, 0.999))

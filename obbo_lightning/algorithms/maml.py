@@ -1,16 +1,24 @@
-"""MAML through learn2learn: second-order meta-gradients of plain adaptation, for few-shot problems."""
+"""MAML and ANIL through learn2learn: second-order meta-gradients of plain adaptation, for few-shot problems."""
 
+from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
-from obbo_lightning.algorithms.learn_to_learn import Adaptation, MetaGradient, load_learn2learn
+from obbo_lightning.algorithms.learn2learn import Adaptation, MetaGradient, load_learn2learn
 from obbo_lightning.core.algorithm import Algorithm
-from obbo_lightning.core.inner import InnerSolver
-from obbo_lightning.core.memory import NoMemory
-from obbo_lightning.core.rules import ProjectedRule
+from obbo_lightning.core.geometry import Euclidean
+from obbo_lightning.core.hypergradients import Estimator
+from obbo_lightning.core.inner_solvers import InnerSolver
+from obbo_lightning.core.optimizer import projected_optimizer
+from obbo_lightning.core.parameter_groups import ParameterGroup, ParameterGroups
+from obbo_lightning.core.validation import positive
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class MAML(Algorithm):
     """K steps from λ_t on the support images, the gradient through all of them, Adam; no proximal term, no window.
 
@@ -22,14 +30,28 @@ class MAML(Algorithm):
         clip: largest norm of d_t.
     """
 
-    head_only = False
+    lr: float = 1e-3
+    inner: InnerSolver = None  # type: ignore[assignment]
+    hypergradient: Estimator = field(default=MetaGradient(), init=False)
 
-    def __init__(self, lr: float = 1e-3, inner: InnerSolver | None = None, clip: float | None = None) -> None:
+    head_only: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
         load_learn2learn()
-        super().__init__(
-            inner=Adaptation.like(inner, self.head_only),
-            hypergradient=MetaGradient(),
-            memory=NoMemory,
-            optimizer=ProjectedRule(partial(torch.optim.Adam, betas=(0.9, 0.999)), lr),
-            clip=clip,
-        )
+        positive("lr", self.lr)
+        object.__setattr__(self, "inner", Adaptation.like(self.inner, self.head_only))
+        super().__post_init__()
+
+    def optimizer(self, outer: Parameter, groups: ParameterGroups | None = None) -> Optimizer:
+        rule = partial(torch.optim.Adam, betas=(0.9, 0.999))
+        return projected_optimizer(rule, outer, [ParameterGroup(None, Euclidean(), lr=self.lr)])
+
+
+class ANIL(MAML):
+    """As MAML, but only the last layer adapts; λ_t is still all of the network.
+
+    Reference: Raghu, Raghu, Bengio, Vinyals, "Rapid Learning or Feature Reuse? Towards Understanding the Effectiveness
+    of MAML", 2020.
+    """
+
+    head_only = True

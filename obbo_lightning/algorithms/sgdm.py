@@ -4,10 +4,10 @@ from functools import partial
 
 import torch
 
-from obbo_lightning.algorithms.offline import Offline
+from obbo_lightning.core.algorithm import ProjectedAlgorithm
 
 
-class SGDM(Offline):
+class SGDM(ProjectedAlgorithm):
     """`torch.optim.SGD` with momentum 0.9 on d_t, then the projection on X; no window."""
 
     rule = partial(torch.optim.SGD, momentum=0.9)

@@ -16,13 +16,12 @@ USAGE = """usage: obbo COMMAND [flags]
   validate RUN_DIR    judge what was learned on validation tasks
   test RUN_DIR        judge what was learned on test tasks
   export RUN_DIR OUT  what was learned, as files that other programs read
-  predict RUN_OR_EXPORT --support DIR --query DIR   new classes; a table's rows; a market's next bars
+  predict RUN_OR_EXPORT --support DIR --query DIR   new classes, or rows of a table
   compare --config FILE   a grid of runs, resumable
   tune --config FILE  the same with each method tuned before, on tasks that are not the test's
   report DIR...       one page, tables and figures of finished runs
   leaderboard DIR...  several comparisons on one page
   dashboard           the W&B workspace and report of a project
-  schema compare      the JSON schema of comparison files, for editors
 
   obbo COMMAND --help   its flags, with an example
   obbo fit --help       every flag of the chosen algorithm, data and trainer
@@ -36,7 +35,7 @@ USAGE = """usage: obbo COMMAND [flags]
 READING = ("resume", "validate", "test", "export", "predict", "report", "leaderboard")
 COMMANDS = (
     *("fit", "resume", "watch", "validate", "test", "export", "predict"),
-    *("compare", "tune", "report", "leaderboard", "dashboard", "schema"),
+    *("compare", "tune", "report", "leaderboard", "dashboard"),
 )
 
 
@@ -66,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refuse(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{hint}")
     debug, trust = (_taken(flag, arguments, command) for flag in ("--debug", "--trust"))
     try:
-        from obbo_lightning.parts.trust import only_installed
+        from obbo_lightning.config.trust import untrusted_source
 
-        with only_installed(None if trust or command not in READING else _trusting(command, arguments)):
+        with untrusted_source(None if trust or command not in READING else _trusting(command, arguments)):
             code: int = importlib.import_module(f"{__name__}.{command}").run(arguments)
     except KeyboardInterrupt:  # while nothing is played: a run answers signals itself
         return refuse("stopped by SIGINT", 130)

@@ -7,6 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from obbo_lightning.cli.flags import Flags
+from obbo_lightning.config.files import Config, find_config
+from obbo_lightning.config.flags import read_flags
 from obbo_lightning.experiments import compare
 from obbo_lightning.experiments.grid import Grid, read_grid
 from obbo_lightning.experiments.local import LocalLauncher
@@ -14,9 +16,7 @@ from obbo_lightning.experiments.slurm import SlurmLauncher
 from obbo_lightning.experiments.slurm_request import read_request
 from obbo_lightning.experiments.tune_request import read_tune
 from obbo_lightning.runs.console import PlainConsole
-from obbo_lightning.settings.files import Settings, find_config
-from obbo_lightning.settings.flags import read_flags
-from obbo_lightning.training.run import warn_in_lines
+from obbo_lightning.training.run import format_warnings
 
 
 def run(arguments: list[str]) -> int:
@@ -44,7 +44,7 @@ def play_comparison(command: str, arguments: list[str]) -> int:
     launcher: compare.Launcher = LocalLauncher(jobs, warm=grid.tune is not None)
     if asked.slurm:
         launcher = SlurmLauncher(request, root / "slurm", grid.name)
-    warn_in_lines()
+    format_warnings()
     try:
         return (play_cells if grid.tune is None else play_tuned)(grid, root, launcher, console)
     except compare.Interrupted as stop:
@@ -103,7 +103,7 @@ def print_search(grid: Grid, console: Console) -> None:
         console.print(f"{method.label}: {spent}; {ranges}", soft_wrap=True, highlight=False)
 
 
-def _settings(arguments: list[str]) -> Settings:
+def _settings(arguments: list[str]) -> Config:
     """The flags that are settings of all cells."""
     found = read_flags(arguments)
     if found.switches:

@@ -1,40 +1,43 @@
-"""`fit`: play a stream."""
+"""`fit`: run an online stream."""
 
 from pathlib import Path
 
-from obbo_lightning.parts import short_name
-from obbo_lightning.settings.files import Settings
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete, help_parser
+from obbo_lightning.config.files import Config
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.registry import short_name
+from obbo_lightning.config.schema import complete_config, help_parser
 
 
 def run(arguments: list[str]) -> int:
-    """From the command line to a run directory."""
-    settings, switches = read_layers(arguments)
+    """Run what the command line asks for, in a new run directory."""
+    config, switches = parse_arguments(arguments)
     if switches & {"help", "h"}:
-        help_parser(settings).print_help()
+        help_parser(config).print_help()
         return 0
-    settings = complete(settings)
+    config = complete_config(config)
     if "print_config" in switches:
         import yaml
 
-        print(yaml.safe_dump(settings, sort_keys=False), end="")
+        print(yaml.safe_dump(config, sort_keys=False), end="")
         return 0
-    return _play(settings)
+    return _fit(config)
 
 
-def _play(settings: Settings) -> int:
+def _fit(config: Config) -> int:
     from obbo_lightning.runs.directory import RunDirectory
-    from obbo_lightning.training.ranks import is_first
-    from obbo_lightning.training.run import build, play_to_exit_code, warn_in_lines
+    from obbo_lightning.training.distributed import is_rank_zero
+    from obbo_lightning.training.run import build, fit_to_exit_code, format_warnings
 
-    warn_in_lines()
+    format_warnings()
     try:
-        parts = build(settings)  # refuses what is impossible before anything is written
+        components = build(config)  # refuses what is impossible before anything is written
     except KeyboardInterrupt:  # a stream may wait for its first task
         return 130
-    directory = RunDirectory(Path(settings["output"]))  # rank 0 names it for all
-    if is_first():
-        algorithm = short_name(settings["algorithm"]["name"])
-        directory = RunDirectory.create(settings["output"], settings["experiment"], algorithm)
-    return play_to_exit_code(settings, directory, None, parts)
+    directory = RunDirectory(Path(config["output"]))  # other ranks get the path from rank 0
+    if is_rank_zero():
+        algorithm = short_name(config["algorithm"]["name"])
+        directory = RunDirectory.create(config["output"], config["experiment"], algorithm)
+    try:
+        return fit_to_exit_code(config, directory, components)
+    finally:
+        directory.discard()

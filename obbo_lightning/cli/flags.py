@@ -33,22 +33,6 @@ JUDGED = {
     "--tasks": _flag("how many tasks; those of the run otherwise", type=int, metavar="N"),
     "--checkpoint": CHECKPOINT,
 }
-FORECAST = {
-    "directory": RUN,
-    "--data.prices": _flag("prices of today instead of the run's", dest="prices", metavar="FILE"),
-    "--data.events": _flag("some of the run's events", dest="events", metavar="FILE"),
-    "--data.columns": _flag("whose column is which: timestamp=Date,close=Close", dest="columns", metavar="NAMES"),
-    "--bars": _flag("how many bars to forecast; the run's horizon otherwise", type=int, metavar="N"),
-    "--checkpoint": CHECKPOINT,
-    "--output": _flag("where to; RUN_DIR/forecast.csv otherwise", type=Path, metavar="FILE.csv"),
-}
-ROWS = {
-    "directory": RUN,
-    "--query": _flag("a CSV file with the same columns; the target may be missing", required=True, metavar="FILE.csv"),
-    "--data.csv": _flag("the run's table, where it has moved or grown", dest="csv", metavar="FILE.csv"),
-    "--checkpoint": CHECKPOINT,
-    "--output": _flag("where to", type=Path, default=Path("predictions.csv"), metavar="FILE.csv"),
-}
 COMPARED = {
     "--config": _flag("a comparison file, or a shipped one's name", required=True, metavar="FILE"),
     "--jobs": _flag("runs at a time", type=int, metavar="N"),
@@ -58,7 +42,7 @@ COMPARED = {
     "--dry_run": _flag("the plan only", action="store_true"),
     "--measure": _flag("with --dry_run: how long it will take", action="store_true"),
 }
-SETTING = "--KEY VALUE   a setting of all runs, as in `obbo fit`. `obbo schema compare` has what a file may say"
+SETTING = "--KEY VALUE   a setting of all runs, as in `obbo fit`"
 COMMANDS = {
     "resume": Command(
         "Go on with runs, exactly where they were stopped, or beyond their end.",
@@ -100,21 +84,24 @@ COMMANDS = {
         "obbo export runs/default/obbo-20261116-120000 export",
     ),
     "predict": Command(
-        "Adapt what was learned to new classes, from a few examples of each, and say what other examples are.",
+        "Predict classes of new examples, adapted to a few examples of each; or rows of a table, with a run on it.",
         {
             "source": _flag("a run's directory, or an export", type=Path, metavar="RUN_OR_EXPORT"),
-            "--support": _flag("a folder for each new class, or a table: what to adapt to", type=Path, metavar="DIR"),
-            "--query": _flag("what to predict; in class folders it is scored, too", type=Path, metavar="DIR"),
-            "--output": _flag("where to", type=Path, default=Path("predictions.csv"), metavar="FILE.csv"),
+            "--support": _flag(
+                "a folder of images for each new class, or a file with labels", type=Path, metavar="PATH"
+            ),
+            "--query": _flag(
+                "a folder or file to predict; scored where classes are known", type=Path, required=True, metavar="PATH"
+            ),
+            "--output": _flag("the predictions", type=Path, default=Path("predictions.csv"), metavar="FILE.csv"),
             "--steps": _flag("of adaptation; the run's otherwise", type=int, metavar="N"),
             "--lr": _flag("of adaptation; the run's otherwise", type=float, metavar="X"),
             "--transductive": _flag("normalise all queries together, as papers evaluate", action="store_true"),
+            "--data.csv": _flag("the run's table, where it has moved or grown", dest="csv", metavar="FILE.csv"),
             "--checkpoint": CHECKPOINT,
         },
         "obbo predict export --support support --query query",
-        "Of a run on a table, rows are predicted: RUN_DIR, --query FILE.csv, --data.csv FILE.csv, --output FILE.csv\n"
-        "A market run is forecast: RUN_DIR, --bars N, --data.prices FILE, --data.events FILE,\n"
-        "--data.columns timestamp=Date,close=Close, --output FILE.csv, --checkpoint FILE",
+        "A run on a table (--config forgetting) needs --query FILE.csv only: obbo predict RUN_DIR --query tomorrow.csv",
     ),
     "compare": Command(
         "Play a grid of runs. It can be stopped at any time; the same command goes on.",
@@ -161,11 +148,6 @@ COMMANDS = {
         },
         "obbo dashboard --project obbo_lightning --dry_run",
     ),
-    "schema": Command(
-        "The JSON schema of a kind of file, for editors and checkers.",
-        {"kind": _flag("compare", metavar="KIND")},
-        "obbo schema compare > schema.json",
-    ),
 }
 
 
@@ -177,14 +159,14 @@ def require_csv(path: Path) -> Path:
 
 
 class Flags(argparse.ArgumentParser):
-    """A command's own flags; ``of``: those of `predict` for a ``market`` run, or for ``rows`` of a table."""
+    """A command's own flags."""
 
-    def __init__(self, command: str, of: str | None = None) -> None:
+    def __init__(self, command: str) -> None:
         known = COMMANDS[command]
         super().__init__(
             command, description=known.about, add_help=False, allow_abbrev=False, formatter_class=_Formatter
         )
-        for name, options in {None: known.flags, "market": FORECAST, "rows": ROWS}[of].items():
+        for name, options in known.flags.items():
             self.add_argument(name, **options)
 
     def error(self, message: str) -> NoReturn:

@@ -3,7 +3,7 @@
 import sys
 import traceback
 
-from obbo_lightning.foreign_text import visible
+from obbo_lightning.escaping import escape_terminal
 
 SHOWN = 2000  # letters; a message may quote a whole file
 
@@ -11,7 +11,7 @@ SHOWN = 2000  # letters; a message may quote a whole file
 def refuse(message: str, code: int = 2) -> int:
     """One line on standard error, and the exit code of a refusal."""
     line = " ".join(message.split())
-    print(visible(f"obbo: {line if len(line) <= SHOWN else line[:SHOWN] + '…'}"), file=sys.stderr)
+    print(escape_terminal(f"obbo: {line if len(line) <= SHOWN else line[:SHOWN] + '…'}"), file=sys.stderr)
     return code
 
 

@@ -1,100 +1,106 @@
-"""`predict`: what a run has learned, on data of yours."""
+"""`predict`: classes of new examples with a few-shot run, or rows of a table with a run on that table."""
 
 import argparse
-from pathlib import Path
+from collections import Counter
 
-import torch
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags, require_csv
-from obbo_lightning.core.validation import at_least, positive
-from obbo_lightning.parts import short_name
+from obbo_lightning.inference.artifact import read_artifact
+from obbo_lightning.inference.model import LearnedClassifier, model_from
+from obbo_lightning.inference.predictions import (
+    Predictions,
+    draw_predictions,
+    predict_classes,
+    read_query,
+    read_support,
+)
+from obbo_lightning.inference.tabular import predict_with_run
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.earlier import read_settings
-from obbo_lightning.serving.events import is_market
-from obbo_lightning.serving.inputs import ImageInputs
-from obbo_lightning.serving.learned import LearnedNetwork, learned
-from obbo_lightning.serving.parcel import ABOUT, read_parcel, title_of
-from obbo_lightning.serving.predictions import Predictions, predict_in_batches
-from obbo_lightning.serving.rows import is_table
-from obbo_lightning.serving.sets import read_query, read_support
-from obbo_lightning.settings.files import Settings
+
+FIRST_ROWS = 8  # rows of a table that are printed
 
 
 def run(arguments: list[str]) -> int:
-    """Adapt to the support examples and say what the queries are; each kind of problem has its own way to predict."""
-    asked, others = Flags("predict").parse_known_args(arguments)
-    settings = _settings_of(asked.source)
-    if settings is not None and is_market(settings):
-        from obbo_lightning.cli import market_forecast  # which needs more than a network does
-
-        return market_forecast.run(arguments)
-    if settings is not None and is_table(settings):
-        from obbo_lightning.cli import row_forecast
-
-        return row_forecast.run(arguments)
-    parcel = read_parcel(asked.source, asked.checkpoint)
-    found = learned(parcel)
-    if not isinstance(found, LearnedNetwork):
-        what = short_name(found.about["problem"] or "a problem that could not be written down")
-        raise ValueError(f"predict needs a few-shot, a table's or a market run, and {asked.source} is of {what}")
-    if others:
-        raise ValueError(f"predict: unrecognized arguments: {' '.join(others)}")
-    return _classify(found, asked, title_of(parcel))
-
-
-def _settings_of(source: Path) -> Settings | None:
-    """Of a run; an export or a checkpoint is of a network, or of no use here."""
-    if not source.is_dir() or (source / ABOUT).is_file() or not any(source.rglob("config.yaml")):
-        return None
-    return read_settings(RunDirectory.newest(source))
-
-
-def _classify(found: LearnedNetwork, asked: argparse.Namespace, title: str) -> int:
-    for name in ("support", "query"):
-        if getattr(asked, name) is None:
-            raise ValueError(f"predict: the following arguments are required: --{name}")
-    steps = None if asked.steps is None else at_least("--steps", asked.steps, 1)
-    lr = None if asked.lr is None else positive("--lr", asked.lr)
+    """Predict; print a table, and write all predictions to a CSV file."""
+    asked = Flags("predict").parse_args(arguments)
     require_csv(asked.output)
-    support = read_support(asked.support, found.inputs)
-    assert support.labels is not None
-    queries = read_query(asked.query, found.inputs, set(support.labels))
-    console = PlainConsole()
-    with Progress(console=console, transient=True) as progress:
-        progress.add_task(f"adapting to {len(support.labels)} examples", total=None)
-        adapted = found.adapt(support.given, support.labels, steps, lr)
-    with Progress(console=console) as progress:
-        bar = progress.add_task(f"predicting {len(queries.names)} queries", total=len(queries.names))
-        parts = []
-        for part in predict_in_batches(adapted, queries, asked.transductive):
-            parts.append(part)
-            progress.advance(bar, len(part))
-    predictions = Predictions([str(name) for name in adapted.classes], queries, torch.cat(parts))
-    written = predictions.write(asked.output, "file" if isinstance(found.inputs, ImageInputs) else "row")
-    _print(console, predictions, f"{title}, {'transductive' if asked.transductive else 'inductive'}")
-    ways = found.about["ways"]
-    if ways is not None and len(adapted.classes) > ways and steps is None:
-        console.print(f"{len(adapted.classes)} classes, and {ways} in training: more --steps may help", highlight=False)
-    for path in written:
-        console.print(str(path), soft_wrap=True, highlight=False)
+    model = model_from(read_artifact(asked.source, asked.checkpoint))
+    if isinstance(model, LearnedClassifier):
+        _classify(model, asked)
+    else:
+        _predict_rows(asked)
     return 0
 
 
-def _print(console: Console, found: Predictions, title: str) -> None:
-    """How many of what; with labels, accuracy and confusion."""
-    accuracy, classes = found.accuracy(), found.classes
-    if accuracy is None:
-        table = Table("predicted", "queries", title=title)
+def _classify(model: LearnedClassifier, asked: argparse.Namespace) -> None:
+    if asked.support is None:
+        raise ValueError("predict: the following arguments are required: --support")
+    _refuse_flags(asked, {"csv": "--data.csv"}, "a run on a table")
+    support = read_support(asked.support, model.inputs)
+    labels = support.labels or []
+    queries = read_query(asked.query, model.inputs, set(labels))
+    console = PlainConsole()
+    with console.status(f"adapting to {len(labels)} examples, predicting {len(queries.names)} queries"):
+        adapted = model.adapt(support.examples, labels, asked.steps, asked.lr)
+        way = "transductive" if asked.transductive else "inductive"
+        predictions = predict_classes(adapted, queries, asked.transductive, f"{model.title}, {way}")
+    predictions.write(asked.output)
+    print_classes(console, predictions, list(map(str, adapted.classes)))
+    ways = model.metadata["init_args"]["network"]["init_args"].get("ways")
+    if asked.steps is None and ways is not None and len(adapted.classes) > ways:
+        console.print(f"{len(adapted.classes)} classes, and {ways} in training: more --steps may help", highlight=False)
+    console.print(str(asked.output), soft_wrap=True, highlight=False)
+    if queries.unit == "file":
+        figure = asked.output.with_suffix(".png")
+        draw_predictions(predictions, queries.examples, figure)
+        console.print(str(figure), soft_wrap=True, highlight=False)
+
+
+def print_classes(console: Console, predictions: Predictions, classes: list[str]) -> None:
+    """Print how often each class was predicted; where the classes are known, the confusion matrix and the accuracy."""
+    predicted = predictions.table["predicted"].to_list()
+    if predictions.accuracy is None:
+        table = Table("predicted", "queries", title=predictions.title)
         for name in classes:
-            table.add_row(name, str(found.predicted.count(name)))
-    else:
-        table = Table("actual", *classes, title=f"{title}: actual in rows, predicted in columns")
-        for name, counts in zip(classes, found.confusion(), strict=True):
-            table.add_row(name, *(str(count) if count else "·" for count in counts))
+            table.add_row(name, str(predicted.count(name)))
+        console.print(table)
+        return
+    table = Table("actual", *classes, title=f"{predictions.title}: actual in rows, predicted in columns")
+    counts = Counter(zip(predictions.table["actual"], predicted, strict=True))
+    for actual in classes:
+        table.add_row(actual, *(str(counts[actual, name] or "·") for name in classes))
     console.print(table)
-    if accuracy is not None:
-        console.print(f"accuracy {accuracy:.3f} on {len(found.queries.names)} queries", highlight=False)
+    console.print(f"accuracy {predictions.accuracy:.3f} on {len(predicted)} queries", highlight=False)
+
+
+def _predict_rows(asked: argparse.Namespace) -> None:
+    from obbo_lightning.training.run import format_warnings
+
+    few_shot_flags = {name: f"--{name}" for name in ("support", "steps", "lr", "transductive")}
+    _refuse_flags(asked, few_shot_flags, "a few-shot run")
+    format_warnings()
+    predictions = predict_with_run(RunDirectory.newest(asked.source), asked.query, asked.csv, asked.checkpoint)
+    predictions.write(asked.output)
+    first = predictions.table.head(FIRST_ROWS)
+    table = Table(*first.columns, title=predictions.title)
+    for row in first.iter_rows():
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row))
+    if len(predictions.table) > len(first):
+        table.add_row("…")
+    console = PlainConsole()
+    console.print(table)
+    for name in ("accuracy", "mean_absolute_error"):
+        score = getattr(predictions, name)
+        if score is not None:
+            text = f"{name.replace('_', ' ')} {score:.4g} on {len(predictions.table)} rows"
+            console.print(text, highlight=False)
+    console.print(str(asked.output), soft_wrap=True, highlight=False)
+
+
+def _refuse_flags(asked: argparse.Namespace, flags: dict[str, str], needed: str) -> None:
+    for name, flag in flags.items():
+        if getattr(asked, name):
+            raise ValueError(f"predict: {flag} needs {needed}, got {asked.source}")

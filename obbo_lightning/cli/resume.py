@@ -8,7 +8,7 @@ from obbo_lightning.cli.flags import Flags
 
 def run(arguments: list[str]) -> int:
     """One run, or several one after the other."""
-    from obbo_lightning.settings.flags import read_flags
+    from obbo_lightning.config.flags import read_flags
     from obbo_lightning.training.resume import resume
 
     rest, data = _apart(arguments)

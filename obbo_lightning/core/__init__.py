@@ -1,1 +1,1 @@
-"""The mathematics: pure torch, no Lightning, no files, no logging."""
+"""Mathematics of online bilevel optimization in pure torch."""

@@ -1,64 +1,166 @@
-"""An algorithm is a composition of four parts, and has no state of its own."""
+"""Algorithms: compositions of an inner solver, an estimator, a memory and an outer step, without state."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from obbo_lightning.core.blocks import Blocks
+from obbo_lightning.core.configurable import Configurable
+from obbo_lightning.core.domains import Domain
+from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
 from obbo_lightning.core.hypergradients.base import Estimator
-from obbo_lightning.core.inner import InnerSolver
-from obbo_lightning.core.memory import Memory
+from obbo_lightning.core.hypergradients.fixed_point import FixedPoint
+from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
+from obbo_lightning.core.memory import HypergradientWindow, Memory, NoMemory
+from obbo_lightning.core.optimizer import BregmanProx, projected_optimizer, require_no_regularizer
+from obbo_lightning.core.parameter_groups import (
+    COMPONENTS,
+    SETTINGS,
+    LearningRate,
+    ParameterGroup,
+    ParameterGroups,
+    require_overrides,
+    resolve_groups,
+)
 from obbo_lightning.core.problem import Problem
-from obbo_lightning.core.recipes import Part
+from obbo_lightning.core.regularizers import ElasticNet
+from obbo_lightning.core.step_size import DEFAULT_SCALE
 from obbo_lightning.core.validation import instance_of, positive
 
+DEFAULT_LR = 1e-4  # α
 
-@dataclass(frozen=True)
-class Algorithm(Part):
-    """What is done in a round, and with what.
 
-    Attributes:
-        inner: how β̂_t is approached.
-        hypergradient: how ∇F_t is estimated.
-        memory: makes the empty memory that turns estimates into q_t.
-        optimizer: makes the outer rule for λ; where λ has blocks it is given them, too.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Algorithm(Configurable, ABC):
+    """What is computed in a round.
+
+    Args:
+        inner: inner solver (K, η).
+        hypergradient: estimator of ∇F_t.
         clip: largest norm of q_t, per lane; None for no limit.
     """
 
-    inner: InnerSolver
-    hypergradient: Estimator
-    memory: Callable[[], Memory]
-    optimizer: Callable[..., Optimizer]
+    inner: InnerSolver = GradientDescent()
+    hypergradient: Estimator = FixedPoint()
     clip: float | None = None
 
     def __post_init__(self) -> None:
         instance_of("inner", self.inner, InnerSolver)
         instance_of("hypergradient", self.hypergradient, Estimator)
-        self.memory()  # refuses an impossible window here, not in the first round
+        self.memory()  # refuses an impossible window before the first round
         if self.clip is not None:
             positive("clip", self.clip)
 
-    def outer_rule(self, outer: Parameter, blocks: Blocks | None = None) -> Optimizer:
-        """The optimizer of λ; refuses a start outside of X, and blocks that do not fit."""
-        if blocks is None:
-            return self.optimizer(outer)
-        try:
-            inspect.signature(self.optimizer).bind(outer, blocks)
-        except TypeError:
-            raise ValueError(
-                f"algorithm must have an outer rule that takes blocks (BregmanRule, ProjectedRule) for a problem that "
-                f"has them, got {type(self).__name__}"
-            ) from None
-        return self.optimizer(outer, blocks)
+    def memory(self) -> Memory:
+        """Return the empty memory that turns hypergradients into q_t."""
+        return NoMemory()
 
-    def require_fit(self, problem: Problem) -> None:
-        """Refuse a problem that lacks what this algorithm asks for, before the first round."""
-        self.hypergradient.require_fit(problem, self.inner)
+    @abstractmethod
+    def optimizer(self, outer: Parameter, groups: ParameterGroups | None = None) -> Optimizer:
+        """Return the optimizer of λ; refuses a start outside of X, and parameter groups that do not fit."""
+
+    def require_compatible(self, problem: Problem) -> None:
+        """Refuse, before the first round, a problem that lacks what this algorithm needs."""
+        self.hypergradient.require_compatible(problem, self.inner)
 
     @property
-    def takes_lanes(self) -> bool:
+    def supports_vmap(self) -> bool:
         """Whether tasks can be solved as lanes of one: not with samples, which lanes share and tasks do not."""
-        return self.hypergradient.takes_lanes and not (self.inner.samples or self.hypergradient.samples)
+        sampled = self.inner.is_stochastic or self.hypergradient.is_stochastic
+        return self.hypergradient.supports_lanes and not sampled
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OuterStepAlgorithm(Algorithm):
+    """Algorithm with the usual settings of an outer step.
+
+    Args:
+        lr: α, outer step size, or ``auto``: a step in the geometry's own units. None: 1e-4, or each group's own.
+        inner: inner solver (K, η).
+        hypergradient: estimator of ∇F_t.
+        regularizer: h.
+        domain: X.
+        clip: largest norm of q_t, per lane.
+        scale: s, a typical change per round where ``lr`` is ``auto``.
+        groups: where λ has parameter groups, settings of some of them (lr, scale, geometry, regularizer, domain), by
+            name.
+    """
+
+    lr: LearningRate | None = None
+    geometry: Geometry | None = None
+    regularizer: ElasticNet | None = None
+    domain: Domain | None = None
+    scale: float = DEFAULT_SCALE
+    groups: Mapping[str, Mapping[str, Any]] | None = None
+
+    default_geometry: ClassVar[Geometry] = AdaptiveDiagonal()
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Settings that the algorithm itself chooses, for every parameter group."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, base in COMPONENTS.items():
+            if getattr(self, key) is not None:
+                instance_of(key, getattr(self, key), base)
+        require_overrides(self.groups, self.fixed)
+        # Without a domain, the geometry may be meant for the domains of groups: only lr and scale are validated.
+        given = self._settings() if self.domain is not None else {"lr": self.lr, "scale": self.scale}
+        resolve_groups(None, self._default_group(), given, None)
+
+    def _settings(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in SETTINGS}
+
+    def _default_group(self) -> ParameterGroup:
+        """Return the one group of a λ without parameter groups."""
+        return ParameterGroup(None, self.default_geometry, lr=DEFAULT_LR)
+
+    def optimizer(self, outer: Parameter, groups: ParameterGroups | None = None) -> Optimizer:
+        if groups is not None:
+            groups.require_size(outer)
+        return self._make_optimizer(outer, resolve_groups(groups, self._default_group(), self._settings(), self.groups))
+
+    @abstractmethod
+    def _make_optimizer(self, outer: Parameter, groups: list[ParameterGroup]) -> Optimizer:
+        """Return the optimizer of λ for groups with resolved settings."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BregmanAlgorithm(OuterStepAlgorithm):
+    """Window of hypergradients and a Bregman proximal step.
+
+    Args:
+        window: w, window length.
+        geometry: φ_t.
+    """
+
+    window: int = 10
+
+    def memory(self) -> Memory:
+        return HypergradientWindow(self.window)
+
+    def _make_optimizer(self, outer: Parameter, groups: list[ParameterGroup]) -> Optimizer:
+        return BregmanProx([outer], groups=groups)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ProjectedAlgorithm(OuterStepAlgorithm):
+    """Step of a torch optimizer on d_t, then the projection on X; no window.
+
+    Args:
+        regularizer: must be none.
+    """
+
+    geometry: Geometry | None = field(default=AdaptiveDiagonal(), init=False)  # units of ``lr: auto``
+
+    rule: ClassVar[Callable[..., Optimizer]]
+    fixed = ("geometry", "regularizer")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_no_regularizer("regularizer", self.regularizer)
+
+    def _make_optimizer(self, outer: Parameter, groups: list[ParameterGroup]) -> Optimizer:
+        return projected_optimizer(type(self).rule, outer, groups)

@@ -1,4 +1,4 @@
-"""How much this machine can hold, asked before anything is allocated."""
+"""Memory of this machine, checked before anything is allocated."""
 
 import os
 from functools import cache
@@ -8,23 +8,23 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 def require_memory(name: str, value: object, needed: float) -> None:
-    """Refuse what needs more than half of the memory by itself: the rest of a run needs the other half.
+    """Refuse a value that needs more than half of the memory by itself: the rest of a run needs the other half.
 
     >>> require_memory("window", 10**12, 8e15)
     Traceback (most recent call last):
     ValueError: window must fit into the memory of this machine (... GB), got 1000000000000, which needs about 8e+06 GB
     """
-    there = memory()
-    if needed > there / 2:
+    available = memory()
+    if needed > available / 2:
         raise ValueError(
-            f"{name} must fit into the memory of this machine ({there / 1e9:.3g} GB), got {value!r}, which needs about "
-            f"{needed / 1e9:.3g} GB"
+            f"{name} must fit into the memory of this machine ({available / 1e9:.3g} GB), got {value!r}, which needs "
+            f"about {needed / 1e9:.3g} GB"
         )
 
 
 @cache
 def memory() -> int:
-    """Bytes that this machine has, or that its control group may use."""
+    """Return the bytes that this machine has, or that its control group may use."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in LIMITS:
         try:

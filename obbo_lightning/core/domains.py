@@ -1,4 +1,4 @@
-"""The feasible sets X of the outer variable, each lane on its own (over the last axis)."""
+"""Feasible sets X of the outer variable, per lane (over the last axis)."""
 
 import math
 from abc import ABC, abstractmethod
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.recipes import Part
+from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.validation import nonnegative, number, positive
 
 
-class Domain(Part, ABC):
-    """A closed convex set with its Euclidean projection."""
+class Domain(Configurable, ABC):
+    """Closed convex set with its Euclidean projection."""
 
     @abstractmethod
     def project(self, outer: Tensor) -> Tensor:
-        """The nearest point of X."""
+        """Return the nearest point of X."""
 
     @abstractmethod
     def contains(self, outer: Tensor) -> Tensor:
-        """Which lanes lie in X, up to rounding; a NaN never does."""
+        """Return which lanes lie in X, up to rounding; a NaN never does."""
 
     def extent(self, outer: Tensor) -> Tensor:
-        """How large λ is ``[lanes, 1]``, for steps relative to it: its root mean square, and at least 0.001."""
+        """Return the size of λ ``[lanes, 1]`` for relative steps: its root mean square, at least 0.001."""
         return outer.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-3)
 
 
@@ -61,7 +61,7 @@ class Box(Domain):
         return inside.all(-1)
 
     def extent(self, outer: Tensor) -> Tensor:
-        """A tenth of the width. Where it is infinite, λ's own; also where positive bounds are 1,000-fold apart."""
+        """Return a tenth of the width; the size of λ where it is infinite or positive bounds are 1,000-fold apart."""
         if self.upper >= 1000 * self.lower > 0:
             return outer.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-6)
         if math.isinf(self.upper - self.lower):
@@ -97,7 +97,7 @@ class L2Ball(Domain):
         return outer.norm(dim=-1) <= self.radius * (1 + _slack(outer))
 
     def extent(self, outer: Tensor) -> Tensor:
-        """A tenth of the diameter."""
+        """Return a tenth of the diameter."""
         return torch.full_like(outer[..., :1], self.radius / 5)
 
 
@@ -105,7 +105,7 @@ class L2Ball(Domain):
 class Simplex(Domain):
     """X = {λ_i ≥ floor : Σ λ_i = 1}.
 
-    With a floor nothing is ever given up: what was wrong for long comes back soon when it is right.
+    With a floor, a weight that was small for long recovers quickly.
 
     Args:
         floor: smallest weight; less than one over their number.
@@ -127,16 +127,16 @@ class Simplex(Domain):
         return (outer >= least).all(-1) & ((outer.sum(-1) - 1).abs() <= _slack(outer))
 
     def extent(self, outer: Tensor) -> Tensor:
-        """1/d, a coordinate at the centre."""
+        """Return 1/d, a coordinate at the centre."""
         return torch.full_like(outer[..., :1], 1 / outer.shape[-1])
 
 
 def weighted_simplex(point: Tensor, step: Tensor, floor: float = 0.0) -> Tensor:
-    """Argmin over the simplex of Σ (x_i − point_i)² / (2 step_i), exactly, by sorting.
+    """Return the argmin over the simplex of Σ (x_i − point_i)² / (2 step_i), exactly, by sorting.
 
     Without a floor, KKT: x_i = max(0, point_i − step_i τ). The coordinates leave zero in the order of point_i / step_i,
-    and with the k first of them positive Σ x_i = 1 gives τ_k = (Σ point_i − 1) / Σ step_i. With one, x_i − floor is
-    such a solution whose sum is what the floors leave.
+    and with the k first of them positive Σ x_i = 1 gives τ_k = (Σ point_i − 1) / Σ step_i. With a floor, x_i − floor
+    solves the same problem with the sum 1 − d floor.
     """
     mass = above_floors(floor, point.shape[-1])
     point = point - floor
@@ -154,10 +154,10 @@ def weighted_simplex(point: Tensor, step: Tensor, floor: float = 0.0) -> Tensor:
 
 
 def entropic_simplex(weights: Tensor, floor: float) -> Tensor:
-    """Argmin over the simplex of Σ x_i log(x_i / weights_i) − x_i, exactly, by sorting; weights are positive.
+    """Return the argmin over the simplex of Σ x_i log(x_i / weights_i) − x_i, exactly, by sorting; weights > 0.
 
     KKT: x_i = max(floor, c weights_i). With the k largest above the floor, c_k = (1 − (d − k) floor) / Σ weights_i of
-    those; the right k is the last one whose own coordinate c_k weights_k is still there.
+    those; the right k is the last one whose own coordinate c_k weights_k is still above the floor.
     """
     d = weights.shape[-1]
     above_floors(floor, d)
@@ -169,17 +169,22 @@ def entropic_simplex(weights: Tensor, floor: float) -> Tensor:
 
 
 def above_floors(floor: float, count: int) -> float:
-    """What so many floors leave of 1."""
+    """Return 1 − count · floor; refuse a floor of 1/count or more."""
     if floor * count >= 1:
         raise ValueError(f"domain.floor must be less than 1/{count} for {count} weights, got {floor!r}")
     return 1 - floor * count
 
 
 def weighted_ball(point: Tensor, step: Tensor | float, domain: L2Ball) -> Tensor:
-    """Argmin over the ball of Σ (x_i − point_i)² / (2 step_i): x = point / (1 + step μ) with ‖x‖ = radius or μ = 0."""
+    """Return the argmin over the ball of Σ (x_i − point_i)² / (2 step_i).
+
+    x = point / (1 + step μ) with ‖x‖ = radius or μ = 0.
+    """
     if not isinstance(step, Tensor) or step.shape[-1] == 1:  # the same for all coordinates
         return domain.project(point)
     radius = domain.radius
+    if bool((point.norm(dim=-1) <= radius).all()):  # μ = 0
+        return point
     multiplier = torch.zeros_like(point[..., :1])
     # Newton on 1/‖x(μ)‖ − 1/radius, which is increasing and concave: from μ = 0 it never passes the root.
     for _ in range(20):

@@ -1,7 +1,7 @@
 """Distance generating functions φ_t, and the outer step that each of them solves exactly.
 
-A `Geometry` names φ_t for every round from the directions it has seen; a `Distance` is one such φ, held fixed. Those
-that never change are both.
+A `Geometry` determines φ_t of every round from the directions it has seen; a `Distance` is one such φ, held fixed.
+A geometry that never changes is both.
 """
 
 import math
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.domains import (
     Box,
     Domain,
@@ -20,11 +21,10 @@ from obbo_lightning.core.domains import (
     weighted_ball,
     weighted_simplex,
 )
-from obbo_lightning.core.recipes import Part
 from obbo_lightning.core.regularizers import ElasticNet
 from obbo_lightning.core.validation import decay, positive
 
-Rate = float | Tensor  # α: one for all, or one a lane ``[lanes, 1]``
+Rate = float | Tensor  # α: one for all lanes, or one per lane ``[lanes, 1]``
 SUPPORTED = """\
   Euclidean, AdaptiveDiagonal: every regularizer; every domain
   NegativeEntropy: NoRegularizer or L1; Nonnegative, Box with lower >= 0, or Simplex
@@ -36,57 +36,57 @@ class Distance(ABC):
 
     @abstractmethod
     def value(self, outer: Tensor) -> Tensor:
-        """φ(λ), one number a lane."""
+        """Return φ(λ) ``[lanes]``."""
 
     @abstractmethod
     def mirror(self, outer: Tensor) -> Tensor:
-        """The mirror map ∇φ(λ)."""
+        """Return the mirror map ∇φ(λ)."""
 
     @abstractmethod
     def inverse_mirror(self, dual: Tensor) -> Tensor:
-        """(∇φ)⁻¹, so that ``inverse_mirror(mirror(x)) == x``."""
+        """Return (∇φ)⁻¹, so that ``inverse_mirror(mirror(x)) == x``."""
 
     @abstractmethod
     def strong_convexity(self, domain: Domain) -> float:
-        """ρ in the Euclidean norm on ``domain``; 0 where there is none."""
+        """Return ρ in the Euclidean norm on ``domain``; 0 where there is none."""
 
     @abstractmethod
     def step(self, outer: Tensor, direction: Tensor, lr: Rate, regularizer: ElasticNet, domain: Domain) -> Tensor:
-        """Argmin over x in X of ⟨q, x⟩ + h(x) + D_φ(x, λ)/α         (eq. outer_step_minimization)."""
+        """Return the argmin over x in X of ⟨q, x⟩ + h(x) + D_φ(x, λ)/α   (eq. outer_step_minimization)."""
 
     def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
-        """D_φ(λ₂, λ₁) = φ(λ₂) − φ(λ₁) − ⟨∇φ(λ₁), λ₂ − λ₁⟩           (eq. bregman_divergence)."""
+        """Return D_φ(λ₂, λ₁) = φ(λ₂) − φ(λ₁) − ⟨∇φ(λ₁), λ₂ − λ₁⟩    (eq. bregman_divergence)."""
         linear = (self.mirror(reference) * (outer - reference)).sum(-1)
         return self.value(outer) - self.value(reference) - linear
 
     def accepts(self, outer: Tensor) -> Tensor:
-        """Which lanes φ is differentiable at."""
+        """Return which lanes φ is differentiable at."""
         return outer.isfinite().all(-1)
 
 
-class Geometry(Part, ABC):
-    """A rule that names φ_t; its state is a dict of tensors that the optimizer keeps."""
+class Geometry(Configurable, ABC):
+    """Rule for φ_t; its state is a dict of tensors that the optimizer keeps."""
 
     def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
-        """Whether the step is solved exactly for this h and X."""
+        """Return whether the step is solved exactly for this h and X."""
         return True
 
     def initial_state(self, outer: Tensor) -> dict[str, Tensor]:
-        """What φ_t remembers, before the first round."""
+        """Return the state of φ_t before the first round."""
         return {}
 
     @abstractmethod
     def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
-        """φ_t after q_t was seen; updates ``state`` in place."""
+        """Return φ_t after q_t was seen; updates ``state`` in place."""
 
     def unit(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
-        """How large q is ``[lanes, 1]``, proportional to it: what ``lr: auto`` divides α by, so that f has no units."""
-        if isinstance(domain, Simplex):  # a constant in q changes nothing there
+        """Return the size of q ``[lanes, 1]``; ``lr: auto`` divides α by it, so that steps have no units of f."""
+        if isinstance(domain, Simplex):  # a constant in q changes nothing on the simplex
             direction = direction - direction.mean(-1, keepdim=True)
         return direction.abs().amax(-1, keepdim=True)
 
     def reach(self, outer: Tensor, domain: Domain) -> Tensor:
-        """How far a q of unit 1 moves λ with ``lr: auto`` and s = 1 ``[lanes, 1]``; here one size of λ or of X."""
+        """Return how far a q of unit 1 moves λ with ``lr: auto`` and s = 1 ``[lanes, 1]``: the size of λ or of X."""
         return domain.extent(outer)
 
 
@@ -125,7 +125,7 @@ class DiagonalQuadratic(Distance):
             direction = direction - direction.amin(-1, keepdim=True)
         point = outer - step * direction
         shrink = 1 + step * regularizer.l2
-        if isinstance(domain, Simplex):  # ‖x‖₁ = 1 there: l1 changes nothing
+        if isinstance(domain, Simplex):  # ‖x‖₁ = 1 on the simplex: l1 changes nothing
             return weighted_simplex(point / shrink, (step / shrink) * torch.ones_like(point), domain.floor)
         if regularizer.l1:
             # soft threshold: sign(z) max(|z| − s l1, 0)
@@ -158,7 +158,7 @@ class AdaptiveDiagonal(Geometry):
         decay: weight of the past in the average of squares.
         rho: ρ, the strong convexity that remains where no gradient was ever seen. The theorems ask for
             α ≤ 3ρ/(4ℓ_F), which the default cannot give with any α that moves.
-        bias_correction: v_t / (1 − decay^t) in place of v_t: the first step is α a coordinate, not α/√(1 − decay).
+        bias_correction: use v_t / (1 − decay^t): the first step is α per coordinate, not α/√(1 − decay).
     """
 
     decay: float = 0.9
@@ -174,7 +174,7 @@ class AdaptiveDiagonal(Geometry):
         return {**state, "rounds": outer.new_zeros(())} if self.bias_correction else state
 
     def reach(self, outer: Tensor, domain: Domain) -> Tensor:
-        # H_t takes the size out of every coordinate, and a step of α in each of d coordinates is α √d long.
+        # H_t removes the size of every coordinate, and a step of α in each of d coordinates has length α √d.
         return domain.extent(outer) / outer.shape[-1] ** 0.5
 
     def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
@@ -188,7 +188,7 @@ class AdaptiveDiagonal(Geometry):
 
 
 class Entropy(FixedGeometry):
-    """A φ on positive numbers whose step changes log λ: a q of unit 1 changes it by α."""
+    """φ on positive numbers whose step changes log λ: a q of unit 1 changes it by α."""
 
     def accepts(self, outer: Tensor) -> Tensor:
         return ((outer > 0) & outer.isfinite()).all(-1)
@@ -201,8 +201,8 @@ class Entropy(FixedGeometry):
 class NegativeEntropy(Entropy):
     """φ(λ) = Σ λ_i log λ_i − λ_i: the multiplicative update, computed in log space.
 
-    ρ is 1 on the simplex and 1/U on (0, U]^d. Coordinates stop at the smallest normal number, so none dies, and at the
-    largest, so none overflows.
+    ρ is 1 on the simplex and 1/U on (0, U]^d. Coordinates are clamped at the smallest normal number, so none becomes
+    zero for good, and at the largest, so none overflows.
 
     >>> NegativeEntropy().inverse_mirror(NegativeEntropy().mirror(torch.tensor([[2.0]])))
     tensor([[2.]])
@@ -233,7 +233,7 @@ class NegativeEntropy(Entropy):
         if isinstance(domain, Simplex):
             weights = _floor(log.log_softmax(-1).exp())
             return entropic_simplex(weights, domain.floor) if domain.floor else weights
-        # Small changes by the product: in log λ they would drown where |log λ| is large.
+        # Small changes by the product: in log λ they would be rounded away where |log λ| is large.
         after = torch.where(change.abs() < 1, outer * change.exp(), log.exp())
         return _floor(domain.project(after.clamp(max=torch.finfo(outer.dtype).max)))
 
@@ -272,7 +272,7 @@ class Burg(Entropy):
         # q + l1 + l2 x + (1/λ − 1/x)/α = 0, times α λ x:  α l2 λ x² + b x − λ = 0 with b = 1 + α λ (q + l1).
         b = 1 + lr * outer * (direction + regularizer.l1)
         root = b.hypot(2 * (lr * regularizer.l2) ** 0.5 * outer)
-        # The form without cancellation for either sign of b; no positive root (l2 = 0, b ≤ 0) means the upper bound.
+        # No cancellation for either sign of b; without a positive root (l2 = 0, b ≤ 0) the minimum is at the bound.
         rising = 2 * outer / (b + root)
         falling = (root - b) / (2 * lr * regularizer.l2 * outer) if regularizer.l2 else torch.full_like(b, math.inf)
         return _floor(domain.project(torch.where(b > 0, rising, falling)))
@@ -291,7 +291,7 @@ def _upper(domain: Domain) -> float:
 
 
 def require_support(geometry: Geometry, regularizer: ElasticNet, domain: Domain, prefix: str = "") -> None:
-    """Refuse a triple whose step is not solved exactly, with the list of those that are."""
+    """Refuse a combination whose step is not solved exactly, with the list of those that are."""
     if not geometry.supports(regularizer, domain):
         raise ValueError(
             f"{prefix}geometry {geometry!r} with regularizer {regularizer!r} and domain {domain!r} is not supported; "

@@ -1,10 +1,10 @@
-"""What an algorithm remembers between rounds: past hypergradients, past tasks, or nothing."""
+"""What an algorithm carries from round to round: inner states, and past hypergradients or tasks."""
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,72 +14,83 @@ from obbo_lightning.core.validation import at_least, fraction
 
 
 @dataclass
-class Warm:
-    """β_t, the last linear solution and the inner solver's own state, carried from round to round.
+class InnerState:
+    """Warm start of a task: β_t, the last linear solution and the state of the inner solver.
 
     Attributes:
-        inner: β_t ``[lanes, p]``; None where rounds do not start from the last one's inner variable.
-        solve: the linear solution ``[lanes, p]`` of a warm-started estimator.
-        solver: what an inner solver remembers, such as a momentum ``[lanes, …]``.
+        inner: β_t ``[lanes, p]``; None where rounds do not start from the previous inner variable.
+        linear_solution: solution of the linear system ``[lanes, p]``, for a warm-started estimator.
+        solver_state: state of an inner solver, such as a momentum ``[lanes, …]``.
     """
 
     inner: Tensor | None = None
-    solve: Tensor | None = None
-    solver: Tensor | None = None
+    linear_solution: Tensor | None = None
+    solver_state: Tensor | None = None
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Warm":
-        """The same with each tensor changed."""
-        return Warm(**{name: None if value is None else change(value) for name, value in self.state_dict().items()})
+    def map(self, function: Callable[[Tensor], Tensor]) -> "InnerState":
+        """Return the state with ``function`` applied to every tensor."""
+        return InnerState(**{name: None if v is None else function(v) for name, v in self.state_dict().items()})
 
-    def lanes(self, lanes: slice) -> "Warm":
-        """Some of the lanes."""
+    def lanes(self, lanes: slice) -> "InnerState":
+        """Return some of the lanes."""
         return self.map(lambda value: value[lanes])
 
-    def to(self, device: torch.device) -> "Warm":
-        """The same on another device."""
+    def to(self, device: torch.device) -> "InnerState":
+        """Return the state on another device."""
         return self.map(lambda value: value.to(device))
 
+    @classmethod
+    def join(cls, states: Sequence["InnerState"]) -> "InnerState":
+        """Concatenate the lanes of several states; None where one of them has none."""
+        joined = {}
+        for name in cls().state_dict():
+            values = [getattr(state, name) for state in states]
+            joined[name] = None if any(value is None for value in values) else torch.cat(values)
+        return cls(**joined)
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain tensors."""
-        return {"inner": self.inner, "solve": self.solve, "solver": self.solver}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; those of earlier versions have no ``solver``."""
-        self.inner, self.solve, self.solver = state["inner"], state["solve"], state.get("solver")
+        """Return everything as plain tensors."""
+        return {"inner": self.inner, "linear_solution": self.linear_solution, "solver_state": self.solver_state}
 
 
-Met = tuple[Task, Warm]  # a task of a round, and where its solver starts
-# Rounds as this process has them, and as all processes together have them: one from the other.
-Exchange = Callable[[list[list[Met]]], list[list[Met]]]
+class TaskEntry(NamedTuple):
+    """A task to solve, and where its solvers start."""
+
+    task: Task
+    state: InnerState
+
+
+# Turns the entries of past rounds as one process holds them into those of all processes, or back.
+Exchange = Callable[[list[list[TaskEntry]]], list[list[TaskEntry]]]
 
 
 class Memory(ABC):
-    """Decides what is solved in a round, and turns the hypergradients into q_t."""
+    """Rule for what is solved in a round, and for q_t from the hypergradients."""
 
     @property
     def fill(self) -> int:
-        """How many rounds are remembered now."""
+        """Number of rounds that are remembered now."""
         return 0
 
-    def recall(self, met: list[Met]) -> list[list[Met]]:
-        """What to solve at λ_t: tasks of this round and of earlier ones, newest round last; changes nothing."""
-        return [met]
+    def recall(self, entries: list[TaskEntry]) -> list[list[TaskEntry]]:
+        """Return what to solve at λ_t: tasks of this round and of past ones, newest round last; changes nothing."""
+        return [entries]
 
     @abstractmethod
     def merge(self, hypergradients: Tensor) -> Tensor:
-        """q_t from the hypergradients ``[rounds, lanes, d]`` of what was recalled, newest last."""
+        """Return q_t from the hypergradients ``[rounds, lanes, d]`` of what was recalled, newest last."""
 
-    def keep(self, solved: list[list[Met]]) -> None:  # noqa: B027 (most memories keep no tasks)
-        """Remember the tasks that were recalled, with where their solvers ended."""
+    def keep(self, solved: list[list[TaskEntry]]) -> None:  # noqa: B027 (most memories keep no tasks)
+        """Remember the recalled tasks with the states in which their solvers ended.
 
-    def exchange(self, exchange: Exchange) -> None:  # noqa: B027 (most memories keep no tasks)
-        """Turn the remembered tasks of this process into those of all (to be saved), or back (after loading).
-
-        For memories that keep tasks, where several processes share a round.
+        Separate from `recall`, so that a round that fails leaves the memory as it was.
         """
 
+    def exchange(self, exchange: Exchange) -> None:  # noqa: B027 (most memories keep no tasks)
+        """Turn the remembered tasks of this process into those of all (before saving), or back (after loading)."""
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain tensors and numbers."""
+        """Return everything as plain tensors and numbers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (NoMemory has nothing to load)
@@ -96,10 +107,10 @@ class NoMemory(Memory):
 class HypergradientWindow(Memory):
     """q_t = Σ_{i<w} ν^i d_{t−i} / Σ_{i<w} ν^i with d_s = 0 for s ≤ 0        (eq. time_smooth_hypergradient).
 
-    The divisor is that of a full window from the first round on. A round costs two additions of vectors whatever w is,
-    and nothing is ever subtracted, so no error outlives its window. Rounds come in blocks of w: ``newer`` sums the
-    present block, and when a block is full its slots are overwritten by the sums of their suffixes, in place (w
-    additions once in w rounds); the suffix that is still inside the window is then always at hand.
+    The divisor is that of a full window from the first round on. A round costs two vector additions for every w, and
+    nothing is ever subtracted, so no error outlives its window. Rounds are grouped in blocks of w: ``newer`` sums the
+    present block, and when a block is full its slots are overwritten by their suffix sums in place (w additions once
+    in w rounds), so the suffix that is still inside the window is always available.
 
     Args:
         window: w.
@@ -124,14 +135,14 @@ class HypergradientWindow(Memory):
 
     @property
     def newest(self) -> Tensor | None:
-        """The last d_t that was taken ``[lanes, d]``; no sum of suffixes overwrites the newest slot."""
+        """The last d_t ``[lanes, d]``; no suffix sum overwrites the newest slot."""
         return None if self._slots is None else self._slots[(self.rounds - 1) % self.window]
 
     def merge(self, hypergradients: Tensor) -> Tensor:
         return self.push(hypergradients[-1])
 
     def push(self, hypergradient: Tensor) -> Tensor:
-        """Take d_t, give q_t."""
+        """Add d_t and return q_t."""
         slots, newer = self._buffers(hypergradient)
         k = self.rounds % self.window  # position in the block
         slots[k] = hypergradient
@@ -139,7 +150,7 @@ class HypergradientWindow(Memory):
         newer = hypergradient.clone() if k == 0 else self.discount * newer + hypergradient
         total = newer
         if k + 1 < self.window:
-            # slot k+1 holds what the window still sees of the last block, aged by the k+1 rounds since
+            # slot k+1 holds the part of the last block that is inside the window, discounted by k+1 rounds
             total = newer + self.discount ** (k + 1) * slots[k + 1]
         else:
             for j in range(self.window - 2, -1, -1):
@@ -161,7 +172,7 @@ class HypergradientWindow(Memory):
         return self._slots, self._newer
 
     def join(self, other: "HypergradientWindow") -> None:
-        """Append another window's lanes to these."""
+        """Append the lanes of another window."""
         if (other.window, other.discount, other.rounds) != (self.window, self.discount, self.rounds):
             raise ValueError(
                 f"windows must agree in length, discount and rounds to be joined, got "
@@ -191,7 +202,7 @@ class HypergradientWindow(Memory):
 class TaskWindow(Memory):
     """q_t = (1/w) Σ_{i<w} ∇f_{t−i}(λ_t): the last w tasks, all solved again at the current λ in every round (OAGD).
 
-    Each task keeps its own warm start; a new task begins where the last round's newest one ended.
+    Each task keeps its own inner state; a new task starts where the newest one of the previous round ended.
 
     Args:
         window: w.
@@ -199,34 +210,36 @@ class TaskWindow(Memory):
 
     def __init__(self, window: int) -> None:
         self.window = at_least("window", window, 1)
-        self._past: deque[list[Met]] = deque(maxlen=window)
+        self._past: deque[list[TaskEntry]] = deque(maxlen=window)
 
     @property
     def fill(self) -> int:
         return len(self._past)
 
-    def recall(self, met: list[Met]) -> list[list[Met]]:
-        return [*self._past, met][-self.window :]
+    def recall(self, entries: list[TaskEntry]) -> list[list[TaskEntry]]:
+        return [*self._past, entries][-self.window :]
 
     def merge(self, hypergradients: Tensor) -> Tensor:
         return hypergradients.sum(0) / self.window
 
-    def keep(self, solved: list[list[Met]]) -> None:
+    def keep(self, solved: list[list[TaskEntry]]) -> None:
         # A caller may fill one dict with the tensors of the next task.
-        self._past = deque(([(dict(task), warm) for task, warm in met] for met in solved), maxlen=self.window)
+        self._past = deque(([TaskEntry(dict(task), state) for task, state in past] for past in solved), self.window)
 
     def exchange(self, exchange: Exchange) -> None:
         self._past = deque(exchange(list(self._past)), maxlen=self.window)
 
     def state_dict(self) -> dict[str, Any]:
-        past = [[{"task": dict(task), "warm": warm.state_dict()} for task, warm in met] for met in self._past]
+        past = [
+            [{"task": dict(task), "state": state.state_dict()} for task, state in entries] for entries in self._past
+        ]
         return {"window": self.window, "past": past}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         _require_same(state, window=self.window)
         if "past" not in state:
             raise ValueError(f"state must be that of a TaskWindow, got one with {sorted(state)}")
-        past = ([(one["task"], Warm(**one["warm"])) for one in met] for met in state["past"])
+        past = ([TaskEntry(one["task"], InnerState(**one["state"])) for one in entries] for entries in state["past"])
         self._past = deque(past, maxlen=self.window)
 
 

@@ -1,18 +1,19 @@
-"""The outer step as a torch optimizer."""
+"""The outer step as a torch optimizer: the Bregman proximal step, and torch's own optimizers projected on X."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from obbo_lightning.core.auto_step import SCALE, auto_step
-from obbo_lightning.core.block_step import BlockStep
-from obbo_lightning.core.blocks import LearningRate
 from obbo_lightning.core.domains import Domain, RealSpace
 from obbo_lightning.core.geometry import Distance, Euclidean, Geometry, Rate, require_support
+from obbo_lightning.core.parameter_groups import LearningRate, ParameterGroup
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
+from obbo_lightning.core.step_size import DEFAULT_SCALE, auto_step
 from obbo_lightning.core.validation import positive
 
 
@@ -20,10 +21,10 @@ class BregmanProx(Optimizer):
     r"""λ⁺ = argmin_{λ ∈ X} ⟨q, λ⟩ + h(λ) + D_{φ_t}(λ, λ_t)/α, solved exactly       (eq. outer_step_minimization).
 
     The gradient of a parameter is q; the last axis is the vector, all others are lanes. Usable in any torch loop. The
-    group's ``lr`` is α, or s where α is ``auto``, or a factor for the steps of all blocks.
+    ``lr`` of torch's own parameter group is α, or s where α is ``auto``, or a factor for the steps of all groups.
 
     Attributes:
-        lengths: ‖G_X‖ of the last step in the geometry's own norm, of each block ``[lanes, blocks]``: √(2 D)/α with
+        lengths: ‖G_X‖ of the last step in the geometry's own norm, of each group ``[lanes, groups]``: √(2 D)/α with
             D = D_{φ_t}(λ_{t+1}, λ_t), which is √⟨G, H_t G⟩ for φ_t = ½ λᵀ H_t λ.
 
     Args:
@@ -33,11 +34,11 @@ class BregmanProx(Optimizer):
         regularizer: h.
         domain: X.
         scale: s, where ``lr`` is ``auto``.
-        blocks: the steps of a λ that has blocks, instead of one of the above for all of it.
+        groups: resolved parameter groups of λ, instead of the settings above for all of it.
 
     Example: one ISTA step.
 
-    >>> from obbo_lightning.core.regularizers import L1
+    >>> from obbo_lightning.regularizers import L1
     >>> outer = torch.nn.Parameter(torch.tensor([[1.0, 0.05]]))
     >>> outer.grad = torch.tensor([[1.0, 0.0]])
     >>> BregmanProx([outer], lr=0.1, regularizer=L1(1.0)).step()
@@ -48,29 +49,30 @@ class BregmanProx(Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor],
-        lr: LearningRate,
+        lr: LearningRate = 1.0,
         geometry: Geometry | None = None,
         regularizer: ElasticNet | None = None,
         domain: Domain | None = None,
-        scale: float = SCALE,
-        blocks: Sequence[BlockStep] | None = None,
+        scale: float = DEFAULT_SCALE,
+        groups: Sequence[ParameterGroup] | None = None,
     ) -> None:
-        alone = BlockStep(lr, geometry or Euclidean(), regularizer or NoRegularizer(), domain or RealSpace(), scale)
-        self.blocks = tuple(blocks or [alone])
+        single = ParameterGroup(None, geometry or Euclidean(), regularizer, domain, lr)
+        self.groups = tuple(groups or [single.replace(scale=scale)])
         self.lengths: Tensor | None = None
-        super().__init__(params, {"lr": lr if blocks else alone.rate, **auto_names(self.blocks)})
+        rate = self.groups[0].rate if not self.groups[0].name else lr
+        super().__init__(params, {"lr": rate, **auto_names(self.groups)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a step size or a start that is impossible, also for groups added later."""
+        """Refuse an impossible step size or start, also for groups added later."""
         super().add_param_group(param_group)
         positive("lr", self.param_groups[-1]["lr"])
         for parameter in self.param_groups[-1]["params"]:
-            for block in self.blocks:
-                require_start(parameter.detach()[..., block.where], block.domain, block.geometry)
+            for group in self.groups:
+                require_start(parameter.detach()[..., group.where], group.domain, group.geometry)
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch keeps only what it knows of
-        return {**super().__getstate__(), "blocks": self.blocks}
+        # torch keeps only its own attributes
+        return {**super().__getstate__(), "groups": self.groups}
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -84,72 +86,161 @@ class BregmanProx(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
+        for param_group in self.param_groups:
+            for parameter in param_group["params"]:
                 if parameter.grad is not None:
-                    taken = [self._taken(parameter, block, group["lr"]) for block in self.blocks]
-                    self.lengths = torch.stack([one.length for one in taken], -1)
-                    for block, one in zip(self.blocks, taken, strict=True):
-                        parameter[..., block.where].copy_(one.outer)
+                    updates = [self._update(parameter, group, param_group["lr"]) for group in self.groups]
+                    self.lengths = torch.stack([update.length for update in updates], -1)
+                    for group, update in zip(self.groups, updates, strict=True):
+                        parameter[..., group.where].copy_(update.outer)
         return loss
 
-    def _taken(self, parameter: Tensor, block: BlockStep, lr: float) -> "_Taken":
-        outer, direction = (x[..., block.where] for x in (parameter, parameter.grad) if x is not None)
-        return _minimiser(block, outer, direction, lr, self._state(parameter, block))
+    def _update(self, parameter: Tensor, group: ParameterGroup, lr: float) -> "_Update":
+        outer, direction = (x[..., group.where] for x in (parameter, parameter.grad) if x is not None)
+        return _minimise(group, outer, direction, lr, self._state(parameter, group))
 
-    def generalized(self, before: Tensor, parameter: Tensor) -> Tensor:
-        """G_X(λ_t, q_t, α) = (λ_t − λ_{t+1})/α of the step that was taken, each block with its own α."""
+    def generalized_gradient(self, before: Tensor, parameter: Tensor) -> Tensor:
+        """Return G_X(λ_t, q_t, α) = (λ_t − λ_{t+1})/α of the last step, with the α of each group."""
         difference = before - parameter.detach()
-        for block in self.blocks:
-            lr: Rate = self.param_groups[0]["lr"] * block.factor
-            if block.lr == "auto":
-                lr = self._state(parameter, block)["lr"]
+        for group in self.groups:
+            lr: Rate = self.param_groups[0]["lr"] * group.factor
+            if group.lr == "auto":
+                lr = self._state(parameter, group)["lr"]
                 lr = lr.where(lr > 0, 1.0)  # nothing has moved
-            difference[..., block.where] /= lr
+            difference[..., group.where] /= lr
         return difference
 
-    def _state(self, parameter: Tensor, block: BlockStep) -> dict[str, Tensor]:
-        """What a block remembers; a λ without blocks keeps it as torch's optimizers do."""
+    def _state(self, parameter: Tensor, group: ParameterGroup) -> dict[str, Tensor]:
+        """Return the state of a group; a λ without groups keeps it as torch's optimizers do."""
         state: dict[str, Any] = self.state[parameter]
-        own: dict[str, Tensor] = state.setdefault(block.name, {}) if block.name else state
+        own: dict[str, Tensor] = state.setdefault(group.name, {}) if group.name else state
         if not own:
-            own.update(block.geometry.initial_state(parameter.detach()[..., block.where]))
+            own.update(group.geometry.initial_state(parameter.detach()[..., group.where]))
         return own
 
 
-class _Taken(NamedTuple):
-    """A step of a block: λ_{t+1} ``[lanes, d]``, and the length of G_X in the geometry's own norm ``[lanes]``."""
+class _Update(NamedTuple):
+    """Step of a group: λ_{t+1} ``[lanes, d]``, and the length of G_X in the geometry's own norm ``[lanes]``."""
 
     outer: Tensor
     length: Tensor
 
 
-def _minimiser(block: BlockStep, outer: Tensor, direction: Tensor, lr: float, state: dict[str, Tensor]) -> _Taken:
-    h, domain = block.regularizer, block.domain
-    if block.lr != "auto":
-        distance, rate = block.geometry.distance(direction, state), lr * block.factor
+def _minimise(group: ParameterGroup, outer: Tensor, direction: Tensor, lr: float, state: dict[str, Tensor]) -> _Update:
+    h, domain = group.regularizer, group.domain
+    if group.lr != "auto":
+        distance, rate = group.geometry.distance(direction, state), lr * group.factor
         after = distance.step(outer, direction, rate, h, domain)
-        return _Taken(after, _length(distance, outer, after, rate))
-    taken = auto_step(block.geometry, domain, outer, direction, lr * block.factor, state)
-    distance = block.geometry.distance(taken.relative, state)
-    after = distance.step(outer, taken.direction, taken.rate, h, domain).where(taken.moves, outer)
-    return _Taken(after, _length(distance, outer, after, taken.rate.squeeze(-1)))
+        return _Update(after, _length(distance, outer, after, rate))
+    auto = auto_step(group.geometry, domain, outer, direction, lr * group.factor, state)
+    distance = group.geometry.distance(auto.relative, state)
+    after = distance.step(outer, auto.direction, auto.rate, h, domain).where(auto.moves, outer)
+    return _Update(after, _length(distance, outer, after, auto.rate.squeeze(-1)))
 
 
 def _length(distance: Distance, before: Tensor, after: Tensor, rate: Rate) -> Tensor:
-    """√(2 D_φ(λ⁺, λ))/α, in double precision: an entropy's D is a difference of numbers that are nearly equal."""
+    """Return √(2 D_φ(λ⁺, λ))/α in double precision: an entropy's D is a difference of nearly equal numbers."""
     divergence = distance.divergence(after.double(), before.double())
     return (2 * divergence.clamp(min=0)).sqrt() / rate
 
 
-def auto_names(blocks: Sequence[BlockStep]) -> dict[str, list[str]]:
-    """What a parameter group says of steps that are ``auto``; nothing where none is."""
-    names = [block.name for block in blocks if block.lr == "auto"]
+def projected_optimizer(
+    make: Callable[..., Optimizer], outer: Parameter, groups: Sequence[ParameterGroup]
+) -> Optimizer:
+    """Return a torch optimizer of λ that is projected on X after every step.
+
+    With ``auto`` the optimizer sees directions over their typical size, and its steps are those of `AdaptiveDiagonal`:
+    s times the size of λ in all coordinates together.
+
+    Args:
+        make: makes the optimizer from a list of parameters and ``lr``. Where λ has groups or ``lr`` is ``auto``, its
+            steps must be proportional to ``lr`` and must not depend on λ: no weight decay.
+        outer: λ.
+        groups: resolved parameter groups of λ, without regularizers: a torch optimizer takes no composite step.
+    """
+    for group in groups:
+        key = f"algorithm.groups.{group.name}.regularizer" if group.name else "regularizer"
+        require_no_regularizer(key, group.regularizer)
+        require_start(outer.detach()[..., group.where], group.domain)
+    if not groups[0].name and groups[0].lr != "auto":
+        optimizer = make([outer], lr=groups[0].lr)
+        if not isinstance(groups[0].domain, RealSpace):
+            optimizer.register_step_post_hook(partial(_project, groups[0].domain))
+        return optimizer
+    optimizer = make([outer], lr=1.0)
+    for param_group in optimizer.param_groups:
+        param_group.update(auto_names(groups))
+    hooks = _GroupStepHooks(groups)
+    optimizer.register_step_pre_hook(hooks.before)
+    optimizer.register_step_post_hook(hooks.after)
+    return optimizer
+
+
+class _GroupStepHooks:
+    """Let a torch optimizer with ``lr`` 1 step from zero, and take α times that step from λ_t, group by group."""
+
+    def __init__(self, groups: Sequence[ParameterGroup]) -> None:
+        self.groups = groups
+        self._starts: list[tuple[Parameter, Tensor, list[Tensor | float], dict[str, dict[str, Tensor]]]] = []
+
+    @torch.no_grad()
+    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Replace gradients by directions over their typical size where α is auto, and λ by zero."""
+        self._starts = []
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            parameter.grad = parameter.grad.clone()  # it belongs to the caller
+            states = {g.name: self._state(optimizer, parameter, g) for g in self.groups if g.lr == "auto"}
+            rates: list[Tensor | float] = [group.rate for group in self.groups]
+            for i, group in enumerate(self.groups):
+                outer, direction = (x[..., group.where] for x in (parameter, parameter.grad))
+                if group.lr == "auto":
+                    auto = auto_step(group.geometry, group.domain, outer, direction, group.scale, states[group.name])
+                    direction.copy_(auto.relative)
+                    rates[i] = (group.scale * group.geometry.reach(outer, group.domain)).where(auto.moves, 0.0)
+            self._starts.append((parameter, parameter.detach().clone(), rates, states))
+            parameter.zero_()
+
+    @torch.no_grad()
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Set λ to λ_t + α times the step, projected on X."""
+        for parameter, start, rates, states in self._starts:
+            for group, rate in zip(self.groups, rates, strict=True):
+                moved = start[..., group.where] + rate * parameter[..., group.where]
+                parameter[..., group.where] = group.domain.project(moved)
+            state: dict[str, Any] = optimizer.state[parameter]  # torch fills it in its step, and only if it is empty
+            for name, own in states.items():
+                state.update({name: own} if name else own)
+        self._starts = []
+
+    def _state(self, optimizer: Optimizer, parameter: Parameter, group: ParameterGroup) -> dict[str, Tensor]:
+        state: dict[str, Any] = optimizer.state.get(parameter, {})
+        own = state.get(group.name, {}) if group.name else state
+        return {name: own[name] for name in ("units", "lr") if name in own}
+
+
+@torch.no_grad()
+def _project(domain: Domain, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for param_group in optimizer.param_groups:
+        for parameter in param_group["params"]:
+            parameter.copy_(domain.project(parameter))
+
+
+def require_no_regularizer(name: str, regularizer: ElasticNet | None) -> None:
+    """Refuse a regularizer for an optimizer that takes no composite step."""
+    if regularizer is not None and (regularizer.l1 or regularizer.l2):
+        raise ValueError(
+            f"{name} must be none for an outer rule of torch.optim, which takes no composite step, got {regularizer!r}"
+        )
+
+
+def auto_names(groups: Sequence[ParameterGroup]) -> dict[str, list[str]]:
+    """Return an entry ``auto`` for torch's parameter group: the groups whose α is auto; nothing where none is."""
+    names = [group.name for group in groups if group.lr == "auto"]
     return {"auto": names} if names else {}
 
 
 def auto_rates(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """α_t of the last step by block ``[lanes]``, where it is ``auto``; a λ without blocks has the name ''."""
+    """Return α_t of the last step by group ``[lanes]`` where it is auto; a λ without groups has the name ''."""
     state: dict[str, Any] = optimizer.state[parameter]
     names = optimizer.param_groups[0].get("auto", [])
     return {name: (state[name] if name else state)["lr"].squeeze(-1) for name in names}
@@ -163,7 +254,7 @@ def generalized_gradient(
     regularizer: ElasticNet | None = None,
     domain: Domain | None = None,
 ) -> Tensor:
-    """G_X(λ, q, α) = (λ − λ⁺)/α                                                (eq. generalized_gradient).
+    """Return G_X(λ, q, α) = (λ − λ⁺)/α                                         (eq. generalized_gradient).
 
     >>> generalized_gradient(Euclidean(), torch.ones(1, 2), torch.tensor([[2.0, 3.0]]), lr=0.5)
     tensor([[2., 3.]])

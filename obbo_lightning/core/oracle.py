@@ -1,4 +1,4 @@
-"""First and second derivatives of one task's losses at one λ, each call counted."""
+"""First and second derivatives of one task's losses at one λ, with a count of evaluations."""
 
 import torch
 from torch import Tensor
@@ -8,76 +8,74 @@ from obbo_lightning.core.randomness import Key, Sample
 
 
 class Oracle:
-    """f_t and g_t at λ_t.
+    """Losses f_t and g_t at λ_t.
 
-    ``calls`` counts gradients (one backward pass each) and products (of the Hessian or the mixed term with a vector).
+    ``evaluations`` counts gradients (one backward pass each) and products (of the Hessian or the mixed term with a
+    vector).
 
     Args:
-        problem: what the losses are.
+        problem: has the losses.
         outer: λ_t ``[lanes, d]``.
         task: the data of the round.
-        key: names the round's randomness.
-        carried: what the inner solver remembers from the last round, in whatever form it likes ``[lanes, …]``; it
-            replaces this by what the next round is to know.
+        key: identifies the round's randomness.
+        solver_state: state of the inner solver after the previous round ``[lanes, …]``; the solver replaces it.
     """
 
     def __init__(
-        self, problem: Problem, outer: Tensor, task: Task, key: Key | None = None, carried: Tensor | None = None
+        self, problem: Problem, outer: Tensor, task: Task, key: Key | None = None, solver_state: Tensor | None = None
     ) -> None:
-        if outer.ndim != 2 or not outer.is_floating_point():
-            raise ValueError(
-                f"outer must be a floating-point tensor [lanes, d], got {outer.dtype} of shape {tuple(outer.shape)}"
-            )
+        require_outer(outer)
         if torch.is_inference_mode_enabled():
-            raise RuntimeError("a task cannot be solved in torch.inference_mode: there are no gradients to follow")
+            raise RuntimeError("a task cannot be solved in torch.inference_mode, which computes no gradients")
         self.problem = problem
         self.task = task
-        self._laid_out = problem.laid_out(task)
+        self._for_gradients = problem.for_gradients(task)
         self.key = key or Key()
-        self.carried = carried
+        self.solver_state = solver_state
         self.outer = outer.detach().requires_grad_()
-        self.calls = {"gradients": 0, "products": 0}
+        self.evaluations = {"gradients": 0, "products": 0}
 
     def draw(self, purpose: str, index: int, size: int | None) -> Sample | None:
-        """A fresh, independent sample of ``size`` observations; None means all of them, and all noise left out."""
-        if size is None and not (purpose == "inner" and self.problem.random):
+        """Return an independent sample of ``size`` observations; None means the whole task, without noise."""
+        if size is None and not (purpose == "inner" and self.problem.is_stochastic):
             return None
         return Sample(self.key.seed_for(purpose, index), size)
 
     def inner_gradient(self, inner: Tensor, sample: Sample | None = None, differentiable: bool = False) -> Tensor:
-        """∇_β g; with ``differentiable`` it keeps the graph through λ and β."""
+        """Return ∇_β g; with ``differentiable`` it keeps the graph through λ and β."""
         with torch.enable_grad():
             outer, task = self.outer, self.task
             if not differentiable:
-                outer, inner, task = outer.detach(), inner.detach().requires_grad_(), self._laid_out
+                outer, inner, task = outer.detach(), inner.detach().requires_grad_(), self._for_gradients
             loss = self._per_lane("inner_loss", self.problem.inner_loss(outer, inner, task, sample))
-            self.calls["gradients"] += 1
+            self.evaluations["gradients"] += 1
             return _gradients(loss, [inner], differentiable)[0]
 
     def outer_gradients(self, inner: Tensor, sample: Sample | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """f, ∇_λ f and ∇_β f at a constant β."""
+        """Return f, ∇_λ f and ∇_β f at a constant β."""
         with torch.enable_grad():
             inner = inner.detach().requires_grad_()
-            loss = self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self._laid_out, sample))
-            self.calls["gradients"] += 1
+            loss = self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self._for_gradients, sample))
+            self.evaluations["gradients"] += 1
             by_outer, by_inner = _gradients(loss, [self.outer, inner])
             return loss.detach(), by_outer, by_inner
 
     def total_outer_gradient(self, inner: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """F and its gradient by λ through the graph that made ``inner`` in ``steps`` differentiable steps."""
+        """Return F and its gradient in λ through the graph that made ``inner`` in ``steps`` differentiable steps."""
         with torch.enable_grad():
             loss = self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self.task))
-            self.calls["gradients"] += 1
-            self.calls["products"] += steps  # going back through a step multiplies by its second derivatives once
+            self.evaluations["gradients"] += 1
+            # backpropagation through a step multiplies by its second derivatives once
+            self.evaluations["products"] += steps
             return loss.detach(), _gradients(loss, [self.outer])[0]
 
     def outer_loss(self, inner: Tensor) -> Tensor:
-        """F on the whole task; an evaluation, not an oracle call."""
+        """Return F on the whole task; not counted, because nothing is differentiated."""
         with torch.no_grad():
-            return self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self._laid_out))
+            return self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self._for_gradients))
 
     def curvature(self, inner: Tensor, sample: Sample | None = None) -> "Curvature":
-        """The second derivatives of g at β, through one retained graph."""
+        """Return the second derivatives of g at β, through one retained graph."""
         return Curvature(self, inner, sample)
 
     def _per_lane(self, name: str, loss: Tensor) -> Tensor:
@@ -85,7 +83,7 @@ class Oracle:
 
 
 class Curvature:
-    """∇²_ββ g and ∇²_λβ g at one point, as products with vectors."""
+    """Products of ∇²_ββ g and ∇²_λβ g at one point with vectors."""
 
     def __init__(self, oracle: Oracle, inner: Tensor, sample: Sample | None) -> None:
         self._oracle = oracle
@@ -94,11 +92,11 @@ class Curvature:
         self._gradient = oracle.inner_gradient(self._inner, sample, differentiable=True)
 
     def hessian(self, vector: Tensor) -> Tensor:
-        """∇²_ββ g · v."""
+        """Return ∇²_ββ g · v."""
         return self._product(self._inner, vector)
 
     def mixed(self, vector: Tensor) -> Tensor:
-        """∇²_λβ g · v; free where the problem knows it analytically."""
+        """Return ∇²_λβ g · v; free where the problem has it analytically."""
         oracle = self._oracle
         analytic = oracle.problem.mixed_term(
             oracle.outer.detach(), self._inner.detach(), oracle.task, vector, self._sample
@@ -108,15 +106,30 @@ class Curvature:
         return require_shape(oracle.problem, "mixed_term", analytic.detach(), oracle.outer.shape)
 
     def _product(self, variable: Tensor, vector: Tensor) -> Tensor:
-        self._oracle.calls["products"] += 1
+        self._oracle.evaluations["products"] += 1
         if not self._gradient.requires_grad:
             return torch.zeros_like(variable)
         (product,) = torch.autograd.grad(self._gradient, variable, vector, retain_graph=True, allow_unused=True)
         return torch.zeros_like(variable) if product is None else product
 
 
+def require_outer(outer: Tensor) -> None:
+    """Refuse an outer variable that is not a floating-point tensor ``[lanes, d]``."""
+    if outer.ndim != 2 or not outer.is_floating_point():
+        raise ValueError(
+            f"outer must be a floating-point tensor [lanes, d], got {outer.dtype} of shape {tuple(outer.shape)}"
+        )
+
+
+def require_finite(name: str, values: Tensor) -> None:
+    """Refuse values that are infinite or NaN."""
+    bad = int((~values.isfinite()).sum())
+    if bad:
+        raise ValueError(f"{name} must be finite, got {bad} values that are not")
+
+
 def require_shape(problem: Problem, name: str, found: Tensor, shape: torch.Size) -> Tensor:
-    """Refuse what would be broadcast into something else."""
+    """Return ``found`` if it has this shape; another shape would be broadcast silently."""
     if found.shape != shape:
         raise ValueError(f"{type(problem).__name__}.{name} must return shape {tuple(shape)}, got {tuple(found.shape)}")
     return found

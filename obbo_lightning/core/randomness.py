@@ -1,4 +1,4 @@
-"""All randomness derives from (seed, round, purpose): resuming needs one integer, and order never matters."""
+"""Seeds derived from (seed, round, purpose): resuming needs one integer, and the order of draws never matters."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from integers and words, the same in every process and on every machine.
+    """Return a 63-bit seed from integers and words, the same in every process and on every machine.
 
     >>> derive_seed(0, 1, "inner") == derive_seed(0, 1, "inner") != derive_seed(0, 2, "inner")
     True
@@ -19,31 +19,31 @@ def derive_seed(*parts: int | str) -> int:
 
 
 class Key(NamedTuple):
-    """Names the randomness of one task in one round.
+    """Identifier of the randomness of one task in one round.
 
     Attributes:
         seed: of the run.
-        round: how many rounds were played before.
-        age: how many rounds ago the task came (0 is this round's own).
-        place: which of its round's tasks it is.
+        round: number of rounds before this one.
+        age: how many rounds ago the task arrived (0: in this round).
+        slot: index of the task within its round.
     """
 
     seed: int = 0
     round: int = 0
     age: int = 0
-    place: int = 0
+    slot: int = 0
 
     def seed_for(self, purpose: str, index: int = 0) -> int:
-        """The seed of one draw."""
-        task = (self.age, *((f"slot {self.place}",) if self.place else ()))
+        """Return the seed of one draw."""
+        task = (self.age, *((f"slot {self.slot}",) if self.slot else ()))
         return derive_seed(self.seed, self.round, *task, purpose, index)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One draw of ζ (or ε): ``size`` independent observations that a stochastic loss is to be averaged over.
+    """One draw of ζ (or ε): ``size`` independent observations that a stochastic loss averages over.
 
-    Where ``size`` is None the loss is of all observations, and the sample is for the problem's own noise (dropout).
+    Where ``size`` is None the loss uses all observations, and the sample seeds the problem's own noise (dropout).
 
     A loss that gets the same `Sample` twice must return the same value, so a sample holds a seed and no state. Draws
     come from the CPU generator, the same on every device, and all lanes share them: a lane's result does not depend
@@ -57,11 +57,11 @@ class Sample:
     size: int | None
 
     def generator(self) -> torch.Generator:
-        """A fresh generator at the start of this draw."""
+        """Return a new generator at the start of this draw."""
         return torch.Generator().manual_seed(self.seed)
 
     def indices(self, count: int, device: torch.device | None = None) -> Tensor:
-        """``size`` indices, uniform on 0..count−1, with replacement; all of them in order where ``size`` is None."""
+        """Return ``size`` indices, uniform on 0..count−1, with replacement; all in order where ``size`` is None."""
         if self.size is None:
             return torch.arange(count, device=device or "cpu")
         return torch.randint(count, (self.size,), generator=self.generator()).to(device or "cpu")

@@ -1,15 +1,15 @@
-"""The nonsmooth term h(λ) = l1 ‖λ‖₁ + (l2/2) ‖λ‖² of the outer objective."""
+"""Nonsmooth term h(λ) = l1 ‖λ‖₁ + (l2/2) ‖λ‖² of the outer objective."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from obbo_lightning.core.recipes import Part
+from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.validation import nonnegative
 
 
 @dataclass(frozen=True)
-class ElasticNet(Part):
+class ElasticNet(Configurable):
     """h(λ) = l1 ‖λ‖₁ + (l2/2) ‖λ‖², per lane.
 
     Args:

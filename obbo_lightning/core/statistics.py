@@ -1,4 +1,4 @@
-"""Means, their errors and intervals, and medians, in double precision: computed in one way wherever reported."""
+"""Means, standard errors, intervals and medians, in double precision."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def mean_and_error(values: Sequence[float] | np.ndarray) -> tuple[float, float | None]:
-    """Mean and standard error; there is no error of one value, nor one that is not finite.
+    """Return mean and standard error; the error is None for fewer than two values, or where it is not finite.
 
     >>> mean_and_error([1.0, 2.0, 3.0, 4.0, 5.0])
     (3.0, 0.7071067811865476)
@@ -22,24 +22,24 @@ def mean_and_error(values: Sequence[float] | np.ndarray) -> tuple[float, float |
 
 
 def standard_error(values: Tensor | np.ndarray, dim: int = 0) -> Tensor:
-    """σ̂/√n along ``dim``, with n − 1 in the variance; NaN for fewer than two values."""
-    # torch.tensor copies: an array that polars lends is read-only, which torch.as_tensor warns of
+    """Return σ̂/√n along ``dim``, with n − 1 in the variance; NaN for fewer than two values."""
+    # torch.tensor copies: torch.as_tensor warns of the read-only arrays of polars
     numbers = values.double() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
     rows = numbers.movedim(dim, -1)
     n = rows.shape[-1]
     if n < 2:
         return rows.new_full(rows.shape[:-1], math.nan)
-    # One by one, because over several rows torch rounds in another way than over one.
+    # Row by row, because torch rounds differently over several rows.
     deviations = [row.std() for row in rows.reshape(-1, n)]
     return torch.stack(deviations).reshape(rows.shape[:-1]).div(n**0.5)
 
 
 def two_way_error(values: np.ndarray) -> float | None:
-    """Standard error of the mean of ``values [seeds, tasks]`` where both seeds and tasks could have been others.
+    """Return the standard error of the mean of ``values [seeds, tasks]`` over the choice of both seeds and tasks.
 
     x_st = μ + a_s + b_t + e_st, all three random, so Var x̄ = σ_a²/S + σ_b²/n + σ_e²/(S n). Mean squares estimate it
-    without bias: (MS_a + MS_b − MS_e)/(S n); a variance that comes out below zero counts as none. None for fewer than
-    two seeds or tasks, or what is not finite.
+    without bias: (MS_a + MS_b − MS_e)/(S n); negative variance components count as zero. None for fewer than two seeds
+    or tasks, or values that are not finite.
 
     >>> round(two_way_error(np.array([[0.0, 1.0, 2.0], [0.5, 1.5, 2.5]])), 4)  # √(0.25² + (1/√3)²): no noise
     0.6292
@@ -56,16 +56,15 @@ def two_way_error(values: np.ndarray) -> float | None:
 
 
 def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float | None:
-    """Standard error of the mean where values of one cluster (events of one day) go together.
+    """Return the standard error of the mean where values of one cluster (events of one day) are dependent.
 
-    √(C/(C−1) Σ_c (Σ_{i∈c} (x_i − x̄))²)/n: what drawing C whole clusters again and again tends to. With one value in
-    each cluster it is `standard_error`. None for fewer than two clusters, or what is not finite.
+    √(C/(C−1) Σ_c (Σ_{i∈c} (x_i − x̄))²)/n, the limit of a bootstrap of whole clusters. With one value in each cluster it
+    is `standard_error`. None for fewer than two clusters, or values that are not finite.
 
     >>> clustered_error(np.array([1.0, 1.0, 3.0, 3.0]), np.array(["a", "a", "b", "b"]))
     1.0
     """
-    _, index = np.unique(clusters, return_inverse=True)
-    count = int(index.max()) + 1 if len(index) else 0
+    index, count = _cluster_index(clusters)
     if count < 2 or not np.isfinite(values).all():
         return None
     sums = np.bincount(index, values - values.mean())
@@ -73,9 +72,8 @@ def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float | None:
 
 
 def clustered_interval(values: np.ndarray, clusters: np.ndarray, draws: int = 4000) -> tuple[float, float] | None:
-    """The 95 % percentile interval of the mean, from drawing whole clusters with replacement; always the same draws."""
-    _, index = np.unique(clusters, return_inverse=True)
-    count = int(index.max()) + 1 if len(index) else 0
+    """Return the 95 % percentile interval of the mean from a bootstrap of whole clusters, with fixed draws."""
+    index, count = _cluster_index(clusters)
     if count < 2 or not np.isfinite(values).all():
         return None
     sums, sizes = np.bincount(index, values), np.bincount(index)
@@ -84,8 +82,14 @@ def clustered_interval(values: np.ndarray, clusters: np.ndarray, draws: int = 40
     return float(low), float(high)
 
 
+def _cluster_index(clusters: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the index of the cluster of each value, and the number of clusters."""
+    names, index = np.unique(clusters, return_inverse=True)
+    return index, len(names)
+
+
 def median(values: Tensor) -> Tensor:
-    """The mean of the two in the middle, also where they are infinite; NaN sorts last.
+    """Return the mean of the two middle values, also where they are infinite; NaN sorts last.
 
     >>> median(torch.tensor([3.0, 1.0, 2.0, 10.0]))
     tensor(2.5000, dtype=torch.float64)

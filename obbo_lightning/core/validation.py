@@ -1,4 +1,4 @@
-"""Refusals that name the key, the value and what is allowed."""
+"""Validation of values; errors name the key, the rule and the value."""
 
 import math
 from collections.abc import Collection

@@ -9,11 +9,10 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from obbo_lightning.config.files import Config
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.experiments.grid import Cell, Grid
-from obbo_lightning.runs.directory import RunDirectory, write_atomically
-from obbo_lightning.runs.earlier import read_settings
-from obbo_lightning.settings.files import Settings
-from obbo_lightning.settings.schema import complete
+from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 
 LOOK_EVERY = 0.5  # seconds
 
@@ -69,17 +68,17 @@ def prepare(grid: Grid, root: Path) -> list[RunDirectory]:
     return runs
 
 
-def _has_settings(run: RunDirectory, settings: Settings) -> bool:
+def _has_settings(run: RunDirectory, settings: Config) -> bool:
     """Whether a cell was begun with these; those of an earlier version are completed first.
 
     A file of a part that has changed since is another matter: whoever plays the cell says so. A cell that was begun has
     the threads that it was begun with.
     """
-    begun, wanted = read_settings(run), yaml.safe_load(yaml.safe_dump(settings))
-    left_out: Settings = {"sources": None, **({"threads": None} if wanted["threads"] == "auto" else {})}
+    begun, wanted = read_config(run), yaml.safe_load(yaml.safe_dump(settings))
+    left_out: Config = {"sources": None, **({"threads": None} if wanted["threads"] == "auto" else {})}
     if {**begun, **left_out} == {**wanted, **left_out}:
         return True
-    return {**complete({**begun, "sources": settings.get("sources")}), **left_out} == {**wanted, **left_out}
+    return {**complete_config({**begun, "sources": settings.get("sources")}), **left_out} == {**wanted, **left_out}
 
 
 def run_cells(

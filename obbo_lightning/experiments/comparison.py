@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from obbo_lightning.escaping import unescape_table
 from obbo_lightning.experiments.comparison_weights import read_weights
 from obbo_lightning.experiments.runs import DAMAGE, Run, sorted_labels
-from obbo_lightning.foreign_text import uncelled_table
 from obbo_lightning.runs.table import read_rounds
 
 RUN_COLUMNS = {
@@ -174,7 +174,7 @@ def _timings(run: Run) -> pl.DataFrame:
 def _tasks(run: Run) -> pl.DataFrame:
     metric = run.summary["metric"]
     try:
-        found = pl.read_csv(run.directory.tests)
+        found = pl.read_csv(run.directory.test_scores)
         inductive = "inductive_accuracy" if "inductive_accuracy" in found.columns else None
         return found.select(
             pl.lit(run.label).alias("label"),
@@ -195,7 +195,7 @@ def _baselines(runs: Sequence[Run]) -> pl.DataFrame:
     for run in sorted(runs, key=lambda run: ordered[run.label]):
         seed = run.summary["seed"]
         if seed not in found and run.directory.baselines.is_file():
-            wide = uncelled_table(pl.read_csv(run.directory.baselines))
+            wide = unescape_table(pl.read_csv(run.directory.baselines))
             long = wide.unpivot(index="round", variable_name="name", value_name="score")
             found[seed] = long.with_columns(seed=pl.lit(seed, pl.Int64)).select(
                 pl.col(name).cast(kind) for name, kind in BASELINE_COLUMNS.items()

@@ -7,10 +7,10 @@ import polars as pl
 from matplotlib.axes import Axes
 
 from obbo_lightning.core.statistics import mean_and_error, standard_error
+from obbo_lightning.escaping import escape_mathtext
 from obbo_lightning.experiments.comparison import Comparison
 from obbo_lightning.experiments.comparison_weights import draw_all_weights
 from obbo_lightning.experiments.drawing import STYLES, Drawing, finish, look_of, new_figure, set_title
-from obbo_lightning.foreign_text import drawn
 
 
 def draw_comparison(comparison: Comparison, title: str) -> list[Drawing]:
@@ -60,7 +60,7 @@ def _draw_stream(comparison: Comparison, name: str, title: str) -> Drawing:
     ends = [float(np.nanmean(line.get_ydata())) for line in axes[0].get_lines()]  # type: ignore[arg-type]
     if ending and comparison.better == "lower is better" and min(ends) > 0 and max(ends) > 4 * min(ends):
         axes[0].set_yscale("log")  # what needs no model is far away
-    quantity = f"stream {drawn(comparison.metric)}, mean of {width} rounds"
+    quantity = f"stream {escape_mathtext(comparison.metric)}, mean of {width} rounds"
     axes[0].set(xlabel="round t", ylabel=f"{quantity}\n({comparison.better})" if comparison.better else quantity)
     caption = (
         f"The stream's {comparison.metric}{_direction(comparison)}: each round is judged before it is learned from. "
@@ -84,7 +84,7 @@ def _draw_baselines(axes: Axes, comparison: Comparison, width: int) -> str:
     for name, style in zip(best, STYLES, strict=False):
         smooth = np.convolve(found[name], np.ones(width) / width, mode="valid")
         rounds = np.arange(width, len(found[name]) + 1)
-        axes.plot(rounds, smooth, linestyle=style, color="#888888", linewidth=1, label=drawn(str(name)))
+        axes.plot(rounds, smooth, linestyle=style, color="#888888", linewidth=1, label=escape_mathtext(str(name)))
     return " Grey: the best of what a learned λ must beat." if best else ""
 
 
@@ -121,7 +121,7 @@ def _draw_norms(comparison: Comparison, title: str) -> Drawing:
         axes.hist(norms[label], bins=bins.tolist(), color=look_of(labels, label)["color"])
         axes.axvline(float(np.median(norms[label])), color=axes.spines["bottom"].get_edgecolor(), ls=":", lw=1)
         axes.set_yticks([])
-        axes.set_ylabel(drawn(label).replace(", ", "\n"), rotation=0, ha="right", va="center")
+        axes.set_ylabel(escape_mathtext(label).replace(", ", "\n"), rotation=0, ha="right", va="center")
         axes.spines["left"].set_visible(False)
     rows[-1].set_xlabel("norm of the hypergradient ‖d_t‖")
     set_title(figure, title)
@@ -143,7 +143,7 @@ def _draw_tests(comparison: Comparison, name: str, title: str) -> Drawing:
             **look_of(comparison.labels, label),
         )
     _draw_untrained(axes[0], comparison)
-    axes[0].set(xlabel="round t", ylabel=f"test {drawn(comparison.metric)}{_direction(comparison)}")
+    axes[0].set(xlabel="round t", ylabel=f"test {escape_mathtext(comparison.metric)}{_direction(comparison)}")
     caption = (
         f"{comparison.metric.capitalize()}{_direction(comparison)} on the same fixed test tasks for all, adapted to "
         "from λ_t. Mean over seeds and tasks, bars: ± standard error over seeds alone, without that of the shared "
@@ -168,7 +168,9 @@ def _draw_compute(comparison: Comparison, name: str, title: str) -> Drawing:
         _draw_untrained(one, comparison)
     xlabels = ("gradients and second-derivative products so far", "seconds of rounds so far, evaluations not counted")
     for one, xlabel in zip(axes, xlabels, strict=False):
-        one.set(xlabel=xlabel, ylabel=f"test {drawn(comparison.metric)}{_direction(comparison)}", xscale="log")
+        one.set(
+            xlabel=xlabel, ylabel=f"test {escape_mathtext(comparison.metric)}{_direction(comparison)}", xscale="log"
+        )
     caption = (
         f"Test {comparison.metric} against compute, means over seeds; a line begins with its first evaluation. "
         "Seconds are those of this machine"

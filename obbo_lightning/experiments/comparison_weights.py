@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from obbo_lightning.escaping import escape_mathtext, unescape_table
 from obbo_lightning.experiments.drawing import Drawing, new_figure, set_title
 from obbo_lightning.experiments.runs import DAMAGE, Run
-from obbo_lightning.foreign_text import drawn, uncelled_table
-from obbo_lightning.runs.figures import NAMED, blocks_of, draw_block
+from obbo_lightning.runs.figures import NAMED, draw_group, group_coordinates
 from obbo_lightning.runs.table import read_rounds
 
 WEIGHT_COLUMNS = {"label": pl.String, "seed": pl.Int64, "round": pl.Int64, "name": pl.String, "value": pl.Float64}
@@ -24,7 +24,7 @@ def read_weights(runs: Sequence[Run]) -> pl.DataFrame:
 
 def _weights(run: Run) -> pl.DataFrame:
     try:
-        outer = uncelled_table(read_rounds(run.directory.outer))
+        outer = unescape_table(read_rounds(run.directory.outer))
         kept = outer.gather_every(-(-len(outer) // MOMENTS))
         long = kept.unpivot(index="round", variable_name="name", value_name="value")
         facts = {"label": pl.lit(run.label), "seed": pl.lit(run.summary["seed"])}
@@ -36,7 +36,7 @@ def _weights(run: Run) -> pl.DataFrame:
 def draw_all_weights(weights: pl.DataFrame, labels: Sequence[str], title: str) -> list[Drawing]:
     """A figure a block, a row an algorithm."""
     names = weights["name"].unique(maintain_order=True).to_list()
-    return [_draw(weights, labels, block, names, title) for block, names in blocks_of(names).items()]
+    return [_draw(weights, labels, block, names, title) for block, names in group_coordinates(names).items()]
 
 
 def _draw(weights: pl.DataFrame, labels: Sequence[str], block: str, names: list[str], title: str) -> Drawing:
@@ -46,8 +46,8 @@ def _draw(weights: pl.DataFrame, labels: Sequence[str], block: str, names: list[
     figure, rows = new_figure(1.0 + 0.95 * len(played) + 0.17 * -(-legend // 4), rows=len(played), sharex=True)
     for label, axes in zip(played, rows, strict=True):
         part = mine.filter(pl.col("label") == label)
-        draw_block(axes, part.pivot(on="name", index="round", values="value").sort("round").select("round", *names))
-        axes.set_ylabel(drawn(label).replace(", ", "\n"), rotation=0, ha="right", va="center")
+        draw_group(axes, part.pivot(on="name", index="round", values="value").sort("round").select("round", *names))
+        axes.set_ylabel(escape_mathtext(label).replace(", ", "\n"), rotation=0, ha="right", va="center")
     rows[-1].set_xlabel("round t")
     if legend:
         figure.legend(*rows[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)

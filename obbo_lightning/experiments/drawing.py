@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from obbo_lightning.escaping import escape_mathtext
 from obbo_lightning.experiments.runs import ORDER
-from obbo_lightning.foreign_text import drawn
 
 WIDTH = 5.2  # inches: letters stay readable when a phone shows it
 INK = "#262626"  # of everything that is not data; a page turns it light on dark paper
@@ -77,7 +77,7 @@ def new_figure(height: float, rows: int = 1, columns: int = 1, **options: object
 
 def set_title(figure: Figure, title: str) -> None:
     """Above everything, on as many lines as it needs."""
-    figure.suptitle(fill(drawn(title), 66), x=0.01, ha="left", fontsize="medium")
+    figure.suptitle(fill(escape_mathtext(title), 66), x=0.01, ha="left", fontsize="medium")
 
 
 def finish(figure: Figure, axes: Axes, name: str, caption: str, title: str) -> Drawing:
@@ -104,7 +104,7 @@ def look_of(labels: Sequence[str], label: str) -> dict[str, Any]:
         "marker": MARKERS.get(algorithm, "h"),
         "linestyle": STYLES[variants.index(label) % len(STYLES)],
         "markersize": 4,
-        "label": drawn(label),
+        "label": escape_mathtext(label),
     }
 
 

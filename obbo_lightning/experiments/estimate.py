@@ -7,14 +7,14 @@ from itertools import islice
 import torch
 import yaml
 
-from obbo_lightning.core.memory import Memory, Met, Warm
+from obbo_lightning.config.files import Config
+from obbo_lightning.core.memory import InnerState, Memory, TaskEntry
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import play
+from obbo_lightning.core.round import run_round
 from obbo_lightning.experiments.grid import Cell
-from obbo_lightning.settings.files import Settings
 from obbo_lightning.threads import share_of_cores
-from obbo_lightning.training.judging import judged_splits
+from obbo_lightning.training.evaluation import evaluate
 from obbo_lightning.training.run import build
 
 
@@ -33,26 +33,26 @@ def estimate_seconds(cells: Sequence[Cell], jobs: int, clock: Callable[[], float
     return total / jobs
 
 
-def _measure(settings: Settings, clock: Callable[[], float]) -> float:
-    module, _, stream = build(settings)
+def _measure(settings: Config, clock: Callable[[], float]) -> float:
+    module, data, stream, validation = build(settings)
     rounds: int = settings["rounds"]
     tasks = list(islice(iter(stream.train), settings["tasks_per_round"]))
     seconds = 0.0
     for _ in range(2):  # the first time a round is played much is made that stays
-        step = OuterStep(module.outer, module.algorithm, on_nonfinite="skip", blocks=module.problem.blocks)
+        step = OuterStep(module.outer, module.algorithm, on_nonfinite="skip", groups=module.problem.groups)
         began = clock()
-        play(module.problem, module.algorithm, step, tasks, [Warm()] * len(tasks), Key())
+        run_round(module.problem, module.algorithm, step, tasks, [InnerState()] * len(tasks), Key())
         seconds = clock() - began
-    seconds *= rounds * _recalled(step.memory, [(task, Warm()) for task in tasks], rounds)
-    for judged in filter(len, judged_splits(settings, stream)):
+    seconds *= rounds * _recalled(step.memory, [TaskEntry(task, InnerState()) for task in tasks], rounds)
+    for judged in filter(len, (data.test, validation)):
         began = clock()
-        module.evaluate(judged[0])
+        evaluate(module.problem, module.algorithm, module.outer.detach(), judged[0], InnerState())
         evaluations = 1 + rounds // settings["evaluation"]["every"]
         seconds += evaluations * min(len(judged), settings["evaluation"]["tasks"]) * (clock() - began)
     return seconds
 
 
-def _recalled(memory: Memory, met: list[Met], rounds: int) -> int:
+def _recalled(memory: Memory, met: list[TaskEntry], rounds: int) -> int:
     """How many rounds' tasks are solved in a round, once the memory is full."""
     recalled = memory.recall(met)
     for _ in range(rounds):

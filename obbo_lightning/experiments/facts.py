@@ -6,10 +6,10 @@ from typing import Any
 
 import polars as pl
 
+from obbo_lightning.config.registry import short_name
+from obbo_lightning.escaping import escape_table, unescape_table
 from obbo_lightning.experiments.runs import Run
 from obbo_lightning.experiments.tables import Table
-from obbo_lightning.foreign_text import cells, uncelled_table
-from obbo_lightning.parts import short_name
 
 CAPTION = "What decides the results, with the paper's letters; empty where an algorithm has no such setting."
 Facts = Sequence[tuple[str, str]]
@@ -72,7 +72,7 @@ def settings_table(runs: Sequence[Run]) -> Table:
 def write_facts(facts: Facts, directory: Path) -> Path:
     """``facts.csv``, for a report that is made again."""
     path = directory / "facts.csv"
-    cells(pl.DataFrame(facts, schema={"name": pl.String, "value": pl.String}, orient="row")).write_csv(path)
+    escape_table(pl.DataFrame(facts, schema={"name": pl.String, "value": pl.String}, orient="row")).write_csv(path)
     return path
 
 
@@ -80,12 +80,12 @@ def read_facts(labels: Sequence[str], directory: Path) -> tuple[Facts, Table | N
     """Of an earlier report, whose version may not have kept them."""
     facts: list[tuple[str, str]] = [("algorithms", "; ".join(labels))]
     if (directory / "facts.csv").is_file():
-        table = uncelled_table(pl.read_csv(directory / "facts.csv", infer_schema=False))
+        table = unescape_table(pl.read_csv(directory / "facts.csv", infer_schema=False))
         facts += [(name, value) for name, value in table.rows() if name not in ("algorithms", "made from")]
     facts.append(("made from", "the CSV files of an earlier report"))
     if not (directory / "settings.csv").is_file():
         return facts, None
-    found = uncelled_table(pl.read_csv(directory / "settings.csv", infer_schema=False)).fill_null("")
+    found = unescape_table(pl.read_csv(directory / "settings.csv", infer_schema=False)).fill_null("")
     return facts, Table("settings", CAPTION, found.columns, [list(row) for row in found.rows()])
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from obbo_lightning.config.files import Config, ConfigError, default_config, find_config, read_yaml
+from obbo_lightning.config.flags import nested
+from obbo_lightning.config.layers import accepted_arguments, merge, overlay
+from obbo_lightning.config.registry import KINDS
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.experiments.names import distinct_names, unused
-from obbo_lightning.parts import KINDS
-from obbo_lightning.settings.files import ConfigError, Settings, default_config, find_config, read_yaml
-from obbo_lightning.settings.flags import nested
-from obbo_lightning.settings.layers import accepted_settings, merge, overlay
-from obbo_lightning.settings.schema import complete
 
 KEYS = ("compare", "base", "settings", "grid", "tune")
 
@@ -27,7 +27,7 @@ class Cell(NamedTuple):
     """One run of a grid."""
 
     name: str
-    settings: Settings
+    settings: Config
 
 
 class Grid(NamedTuple):
@@ -44,7 +44,7 @@ class Grid(NamedTuple):
     tune: Any = None
 
 
-def read_grid(path: Path, flags: Settings | None = None) -> Grid:
+def read_grid(path: Path, flags: Config | None = None) -> Grid:
     """The cells of a comparison file.
 
     It has ``compare`` (a name), ``base`` (a configuration file beside it, the name of one of ours, or a list of them),
@@ -67,11 +67,11 @@ def read_grid(path: Path, flags: Settings | None = None) -> Grid:
         if name not in cells:
             settings = merge(layers, overlay(nested(chosen), flags or {}))
             settings["trainer"] = {**settings.get("trainer", {}), "enable_progress_bar": False}
-            cells[name] = Cell(name, complete({**settings, "experiment": found["compare"]}))
+            cells[name] = Cell(name, complete_config({**settings, "experiment": found["compare"]}))
     return Grid(found["compare"], list(cells.values()), found.get("tune"))
 
 
-def _base(path: Path, base: str | list[str]) -> list[Settings]:
+def _base(path: Path, base: str | list[str]) -> list[Config]:
     """The layers below the comparison's own settings, the default first."""
     files = [default_config()]
     for name in [base] if isinstance(base, str) else base:
@@ -80,7 +80,7 @@ def _base(path: Path, base: str | list[str]) -> list[Settings]:
     return [read_yaml(file) for file in files]
 
 
-def _require_keys(path: Path, found: Settings) -> None:
+def _require_keys(path: Path, found: Config) -> None:
     if not isinstance(found.get("grid"), dict) or not found["grid"]:
         raise ConfigError(f"{path} must have a grid: keys, and the values to try for each")
     for key in found:
@@ -126,7 +126,7 @@ def _options(key: str, values: Any) -> Iterator[Option]:
 
 def _is_taken(key: str, algorithm: str) -> bool:
     """Whether a setting makes sense for an algorithm."""
-    taken = accepted_settings("algorithm", algorithm)
+    taken = accepted_arguments("algorithm", algorithm)
     return not key.startswith("algorithm.") or key.split(".")[1] in taken
 
 

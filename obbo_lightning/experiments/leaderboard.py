@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from obbo_lightning.core.statistics import clustered_error, mean_and_error
+from obbo_lightning.escaping import escape_mathtext
 from obbo_lightning.experiments.comparison import Comparison
 from obbo_lightning.experiments.drawing import Drawing, house_style, look_of, new_figure, save_drawing, set_title
 from obbo_lightning.experiments.market_comparison import MarketComparison
@@ -16,7 +17,6 @@ from obbo_lightning.experiments.page import write_page
 from obbo_lightning.experiments.report import Report, make_folder, read_any
 from obbo_lightning.experiments.runs import sorted_labels
 from obbo_lightning.experiments.tables import Table, write_table
-from obbo_lightning.foreign_text import drawn
 
 CAPTION = (
     "A row a method, a column a comparison: score ± standard error, and the place. •: the first, and those whose "
@@ -158,8 +158,8 @@ def draw_standings(standings: Sequence[Standing], title: str) -> Drawing:
             look = {**look_of(methods, method), "linestyle": "none", "label": None}
             if math.isfinite(mean):
                 axes.errorbar(mean, y, xerr=None if error is None else 2 * error, capsize=2, elinewidth=1.2, **look)
-        axes.set_yticks(range(len(methods)), [drawn(method) for method in methods], fontsize="small")
+        axes.set_yticks(range(len(methods)), [escape_mathtext(method) for method in methods], fontsize="small")
         axes.set_ylim(-0.6, len(methods) - 0.4)
-        axes.set_title(f"{drawn(one.name)}: {drawn(one.measure)}", fontsize="small")
+        axes.set_title(f"{escape_mathtext(one.name)}: {escape_mathtext(one.measure)}", fontsize="small")
     set_title(figure, title)
     return Drawing("leaderboard", "Each comparison's scores, the best above; bars are two standard errors.", figure)

@@ -7,11 +7,11 @@ import numpy as np
 import polars as pl
 
 from obbo_lightning.core.statistics import clustered_error, clustered_interval
+from obbo_lightning.escaping import unescape_table
 from obbo_lightning.experiments.comparison import put_first
 from obbo_lightning.experiments.paired import as_cells, compare_clusters, compare_pairs
 from obbo_lightning.experiments.runs import DAMAGE, LeftOut, Run
 from obbo_lightning.experiments.tables import Table
-from obbo_lightning.foreign_text import uncelled_table
 
 EVENT_COLUMNS = ("ticker", "timestamp", "naive_mse", "weight", "regret", "gradient_norm", "test_mse")
 PAIRED_COLUMNS = (
@@ -108,7 +108,7 @@ def read_market(runs: Sequence[Run]) -> tuple[MarketComparison, list[LeftOut]]:
 def _read_lanes(run: Run) -> _Lanes:
     try:
         table = pl.read_csv(run.directory.events, try_parse_dates=True, schema_overrides={"ticker": pl.String})
-        events = uncelled_table(table).select(pl.lit(run.label).alias("label"), *EVENT_COLUMNS)
+        events = unescape_table(table).select(pl.lit(run.label).alias("label"), *EVENT_COLUMNS)
         with np.load(run.directory.lanes, allow_pickle=False) as lanes:
             return _Lanes(events, lanes["rounds"], lanes["regret"])
     except DAMAGE as damage:

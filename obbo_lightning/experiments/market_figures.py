@@ -8,10 +8,10 @@ import polars as pl
 import torch
 
 from obbo_lightning.core.problem import Task
+from obbo_lightning.escaping import escape_mathtext
 from obbo_lightning.experiments.drawing import INK, Drawing, finish, look_of, new_figure, set_title
 from obbo_lightning.experiments.market_comparison import MarketComparison
 from obbo_lightning.experiments.runs import Run, sorted_labels
-from obbo_lightning.foreign_text import drawn
 
 
 def draw_market(comparison: MarketComparison, title: str) -> list[Drawing]:
@@ -53,13 +53,13 @@ def _draw_scatter(comparison: MarketComparison, column: str, quantity: str, name
         axes.plot([smallest, largest], [smallest, largest], color=INK, linewidth=1)
         colour = look_of(comparison.labels, other)["color"]
         axes.loglog(theirs.clip(smallest), mine.clip(smallest), ".", color=colour, ms=3, alpha=0.5, rasterized=True)
-        axes.set_xlabel(drawn(other).replace(", ", "\n"), fontsize="small")
+        axes.set_xlabel(escape_mathtext(other).replace(", ", "\n"), fontsize="small")
         axes.set_title(f"{np.sum(mine < theirs)} / {np.sum(mine > theirs)}", fontsize="small")
         axes.tick_params(labelsize="x-small")
         axes.minorticks_off()
     for axes in panels[len(others) :]:
         axes.set_visible(False)
-    figure.supylabel(f"{quantity}, {drawn(first)}", fontsize="small")
+    figure.supylabel(f"{quantity}, {escape_mathtext(first)}", fontsize="small")
     set_title(figure, title)
     caption = (
         f"{quantity[0].upper()}{quantity[1:]}: {first} (vertical) against each of the others (horizontal), one point "
@@ -70,10 +70,10 @@ def _draw_scatter(comparison: MarketComparison, column: str, quantity: str, name
 
 def draw_event(runs: Sequence[Run], ticker: str, day: str) -> list[Drawing]:
     """One event: three of its subsets, and every run's forecast."""
-    from obbo_lightning.settings.schema import complete
+    from obbo_lightning.config.schema import complete_config
     from obbo_lightning.training.run import build
 
-    built = build(complete(runs[0].settings))
+    built = build(complete_config(runs[0].settings))
     problem: Any = built.module.problem
     stream: Any = built.stream
     chosen = stream.lanes.with_row_index("lane").filter(

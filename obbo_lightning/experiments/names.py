@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from obbo_lightning.parts import short_name, source_file
+from obbo_lightning.config.registry import short_name, source_file
 
 
 def distinct_names(names: Iterable[str]) -> dict[str, str]:

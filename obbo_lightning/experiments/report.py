@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from obbo_lightning.escaping import escape_table, unescape_table
 from obbo_lightning.experiments.comparison import (
     BASELINE_COLUMNS,
     ROUND_COLUMNS,
@@ -27,7 +28,6 @@ from obbo_lightning.experiments.rates import BEFORE, Rates, draw_rates, has_rate
 from obbo_lightning.experiments.runs import LeftOut, Run, find_runs, label_runs, without_repetitions
 from obbo_lightning.experiments.tables import Table, write_table
 from obbo_lightning.experiments.tuning import draw_found, found_tables, read_found, write_found
-from obbo_lightning.foreign_text import cells, uncelled_table
 
 Found = Comparison | MarketComparison | Rates
 DIGITS = 8  # of what is written
@@ -104,7 +104,7 @@ def _write_data(found: Found, output: Path) -> list[Path]:
     make_folder(output)
     kept = {output / f"{name}.csv": data for name, data in found._asdict().items() if len(data) or name not in MAY_LACK}
     for path, data in kept.items():
-        cells(data).write_csv(path)
+        escape_table(data).write_csv(path)
     return list(kept)
 
 
@@ -150,7 +150,7 @@ def _earlier(paths: list[Path]) -> Found | None:
         return None
     try:
         found = _read_earlier(path)
-        return found and type(found)(*map(uncelled_table, found))
+        return found and type(found)(*map(unescape_table, found))
     except (OSError, pl.exceptions.PolarsError) as damage:
         reason = " ".join(str(damage).split())
         raise ValueError(f"{path} holds a damaged report: {type(damage).__name__} {reason}") from None

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from obbo_lightning.config.files import Config
+from obbo_lightning.config.registry import UntrustedError, find_component
 from obbo_lightning.experiments.names import distinct_names
-from obbo_lightning.parts import UntrustedError, part
-from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.earlier import read_settings
-from obbo_lightning.runs.manifest import require_intact
+from obbo_lightning.runs.directory import RunDirectory, read_config
+from obbo_lightning.runs.provenance import require_intact
 from obbo_lightning.runs.table import read_rounds
-from obbo_lightning.settings.files import Settings
 from obbo_lightning.streams.stream import Stream
 
 NEEDED = ("algorithm", "data", "seed", "rounds", "regret_window", "evaluation")
@@ -39,7 +38,7 @@ class Run(NamedTuple):
     """
 
     directory: RunDirectory
-    settings: Settings
+    settings: Config
     summary: dict[str, Any]
     metrics: pl.DataFrame
     stream: type[Stream]
@@ -108,16 +107,16 @@ def read_run(directory: RunDirectory) -> Run:
 def _stream_class(name: str) -> type[Stream]:
     """Of a run's data; of data that cannot be loaded any more nothing is known but that it is a stream."""
     try:
-        return part("data", name)
+        return find_component("data", name)
     except UntrustedError:
         raise
     except ValueError:
         return Stream
 
 
-def _read_settings(directory: RunDirectory) -> Settings:
+def _read_settings(directory: RunDirectory) -> Config:
     try:
-        found = read_settings(directory)
+        found = read_config(directory)
     except ValueError:
         raise ValueError("its config.yaml cannot be read") from None
     for key in NEEDED:

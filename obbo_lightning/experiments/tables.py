@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from obbo_lightning.foreign_text import cell, visible
+from obbo_lightning.escaping import escape_cell, escape_terminal
 
 
 class Table(NamedTuple):
@@ -57,13 +57,13 @@ def as_markdown(table: Table) -> str:
 
 
 def _piped(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(visible(one).replace("\n", " ").replace("|", r"\|") for one in cells) + " |"
+    return "| " + " | ".join(escape_terminal(one).replace("\n", " ").replace("|", r"\|") for one in cells) + " |"
 
 
 def as_csv(table: Table) -> str:
     """The same text, one line a row."""
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([map(cell, row) for row in (table.columns, *table.rows)])
+    csv.writer(file, lineterminator="\n").writerows([map(escape_cell, row) for row in (table.columns, *table.rows)])
     return file.getvalue()
 
 

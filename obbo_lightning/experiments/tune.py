@@ -8,6 +8,11 @@ from typing import Any, NamedTuple
 import polars as pl
 import yaml
 
+from obbo_lightning.config.build import build_stream
+from obbo_lightning.config.files import Config, ConfigError
+from obbo_lightning.config.flags import nested
+from obbo_lightning.config.layers import overlay
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.experiments.compare import Failure, prepare
 from obbo_lightning.experiments.grid import Cell, Grid
 from obbo_lightning.experiments.names import unused
@@ -15,14 +20,8 @@ from obbo_lightning.experiments.runs import JOURNAL, read_run, tell_apart
 from obbo_lightning.experiments.search import Result, Search, Trial, open_journal
 from obbo_lightning.experiments.slurm import JOB
 from obbo_lightning.experiments.tune_request import Range, Request
-from obbo_lightning.runs.directory import RunDirectory, write_atomically
-from obbo_lightning.runs.earlier import read_settings
-from obbo_lightning.runs.state import RunState
-from obbo_lightning.settings.build import build_stream
-from obbo_lightning.settings.files import ConfigError, Settings
-from obbo_lightning.settings.flags import nested
-from obbo_lightning.settings.layers import overlay
-from obbo_lightning.settings.schema import complete
+from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
+from obbo_lightning.runs.status import RunStatus
 from obbo_lightning.streams.stream import Metric, Stream
 from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.training.run import build
@@ -82,7 +81,7 @@ def methods_of(grid: Grid, request: Request) -> list[Method]:
 _ABSENT = object()
 
 
-def _at(settings: Settings, key: str) -> Any:
+def _at(settings: Config, key: str) -> Any:
     """A setting by its dotted key; a part stands for its name."""
     found: Any = settings
     for word in key.split("."):
@@ -107,7 +106,7 @@ def trial_cell(method: Method, request: Request, trial: Trial, seed: int, rounds
     fixed = {"seed": seed, "rounds": rounds, "on_nonfinite": "skip", "logger": "csv", "evaluation": judged}
     threads = 1 if settings["threads"] == "auto" else settings["threads"]
     name = f"{method.name}-trial_{trial.number:03d}" + (f"-seed_{seed}" if len(request.seeds) > 1 else "")
-    return Cell(name, complete({**settings, **fixed, "threads": threads}))
+    return Cell(name, complete_config({**settings, **fixed, "threads": threads}))
 
 
 class Tuning(NamedTuple):
@@ -139,10 +138,7 @@ def tune(grid: Grid, request: Request, folder: Path, play: Play) -> Tuning:
     methods = methods_of(grid, request)
     metric = _require_possible(methods, request)
     folder.mkdir(parents=True, exist_ok=True)
-    state = RunState()
-    state.open(folder / "state.json")  # one search at a time
-    try:
-        state.say("searching")
+    with RunStatus().own(RunDirectory(folder)):  # one search at a time
         _require_same(folder, grid, request)
         journal = open_journal(folder / JOURNAL)
         searches = {
@@ -152,9 +148,6 @@ def tune(grid: Grid, request: Request, folder: Path, play: Play) -> Tuning:
         while [trial for search in searches.values() for trial in search.generation()]:
             for stage in range(len(request.rungs) + 1):
                 _play_stage(Tuning(methods, searches), request, stage, folder, play)
-        state.say("over")
-    finally:
-        state.close()
     return Tuning(methods, searches)
 
 
@@ -186,7 +179,7 @@ def _play_stage(tuning: Tuning, request: Request, stage: int, folder: Path, play
 
 def lengthen(run: RunDirectory, rounds: int) -> None:
     """Let a trial that ended at an earlier rung be resumed further; killed in between it is finished as it was."""
-    if run.finished and (settings := read_settings(run))["rounds"] < rounds:
+    if run.finished and (settings := read_config(run))["rounds"] < rounds:
         (run.path / JOB).unlink(missing_ok=True)  # Slurm's job of the earlier rung may still be leaving the queue
         run.summary.unlink()
         write_atomically(run.config, yaml.safe_dump({**settings, "rounds": rounds}, sort_keys=False))
@@ -263,7 +256,7 @@ def tuned_grid(grid: Grid, tuning: Tuning) -> tuple[Grid, dict[str, str]]:
     cells, pairs = [], {}
     for method in tuning.methods:
         for cell in method.cells:
-            settings = complete(overlay(cell.settings, nested(tuning.found(method))))
+            settings = complete_config(overlay(cell.settings, nested(tuning.found(method))))
             same = settings == cell.settings
             pairs[cell.name] = cell.name if same else f"{cell.name}-tuned"
             cells += [cell] if same else [cell, Cell(pairs[cell.name], settings)]

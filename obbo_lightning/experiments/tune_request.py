@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from obbo_lightning.settings.files import ConfigError, Settings
+from obbo_lightning.config.files import Config, ConfigError
 
 STEPS = {"algorithm.lr": "step α", "algorithm.scale": "scale of the step"}  # one of them is always searched
 
@@ -77,7 +77,7 @@ class Request(NamedTuple):
     rungs: tuple[int, ...]
     at_once: int
     seed: int
-    settings: Settings
+    settings: Config
 
 
 def read_tune(found: Any) -> Request:
@@ -163,7 +163,7 @@ def _range(key: str, given: Any) -> Range:
     return Range(low, high)
 
 
-def _mapping(key: str, given: Any) -> Settings:
+def _mapping(key: str, given: Any) -> Config:
     if not isinstance(given, dict):
         raise ConfigError(f"{key} must have keys and values, got {given!r}")
     return given

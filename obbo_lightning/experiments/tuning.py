@@ -8,12 +8,12 @@ import polars as pl
 import yaml
 
 from obbo_lightning.core.statistics import mean_and_error
+from obbo_lightning.escaping import escape_mathtext, escape_table, unescape_table
 from obbo_lightning.experiments.drawing import Drawing, finish, house_style, look_of, new_figure, save_drawing
 from obbo_lightning.experiments.runs import read_run
 from obbo_lightning.experiments.tables import Table, plain
 from obbo_lightning.experiments.tune import Tuning
 from obbo_lightning.experiments.tune_request import STEPS, Request
-from obbo_lightning.foreign_text import cells, drawn, uncelled_table
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 
 FOLDER = "tune"  # of a comparison
@@ -108,7 +108,7 @@ def write_tuned(tuning: Tuning, pairs: Mapping[str, str], root: Path) -> None:
         for method in tuning.methods
         for cell in method.cells
     ]
-    cells(pl.DataFrame(rows, infer_schema_length=None)).write_csv(root / FOLDER / TUNED)
+    escape_table(pl.DataFrame(rows, infer_schema_length=None)).write_csv(root / FOLDER / TUNED)
 
 
 def _measures(path: Path) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def read_found(paths: Sequence[Path]) -> Found | None:
 def _read(folder: Path) -> Found:
     try:
         tables = [
-            uncelled_table(pl.read_csv(folder / name, infer_schema_length=None)) if (folder / name).is_file() else None
+            unescape_table(pl.read_csv(folder / name, infer_schema_length=None)) if (folder / name).is_file() else None
             for name in (TRIALS, SEARCHED, TUNED)
         ]
         found = Found(*tables)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def write_found(found: Found | None, folder: Path) -> list[Path]:
     written = []
     for name, table in zip((TRIALS, SEARCHED, TUNED), found or (), strict=False):
         if isinstance(table, pl.DataFrame):
-            cells(table).write_csv(folder / name)
+            escape_table(table).write_csv(folder / name)
             written.append(folder / name)
     return written
 
@@ -245,7 +245,7 @@ def draw_found(found: Found | None, title: str) -> list[Drawing]:
         axes.plot(chosen[step].to_list(), chosen["result"].to_list(), **{**hollow, "marker": "o", "markersize": 11})
     judged = "validation" if first["judged_on"] == "validation" else "stream"
     better = "higher is better" if first["higher_is_better"] else "lower is better"
-    axes.set(xscale="log", xlabel=STEPS[step], ylabel=f"{judged} {drawn(first['name'])}\n({better})")
+    axes.set(xscale="log", xlabel=STEPS[step], ylabel=f"{judged} {escape_mathtext(first['name'])}\n({better})")
     caption = (
         f"What each trial gave, against its {STEPS[step]}; large rings are the chosen ones, hollow marks were given up "
         "early. "

@@ -1,4 +1,4 @@
-"""The four-block convolutional network of the few-shot literature."""
+"""Four-block convolutional network of the few-shot literature."""
 
 from itertools import pairwise
 
@@ -35,7 +35,7 @@ class CNN4(nn.Module):
         self.linear = nn.Linear(filters * (image_size // 16) ** 2, ways)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits ``[images, ways]``."""
+        """Return logits ``[images, ways]``."""
         return self.linear(self.blocks(images).flatten(1))
 
 
@@ -44,5 +44,5 @@ def _block(channels: int, filters: int, norm: str) -> nn.Sequential:
         nn.Conv2d(channels, filters, kernel_size=3, padding=1),
         norm_of_images(norm, filters),
         nn.MaxPool2d(2),
-        nn.ReLU(),  # commutes with the maximum, derivatives too, and has a quarter of the work behind it
+        nn.ReLU(),  # commutes with the maximum, derivatives too, and leaves a quarter of the numbers
     )

@@ -16,80 +16,79 @@ Factory = Callable[[], nn.Module]
 
 
 class FlatNetwork:
-    """Logits as a function of (parameters, examples) and of nothing else.
+    """Logits as a function of (parameters, examples) and nothing else.
 
-    The parameters that learn are one vector. Those that do not (``requires_grad`` false) and the buffers are constants:
-    they follow the vector to its device and dtype, and a forward pass changes none of them. Modules stay in the mode,
-    training or evaluation, in which they came.
+    The trainable parameters are one vector. The others (``requires_grad`` false) and the buffers are constants: they
+    follow the vector to its device and dtype, and a forward pass changes none of them. Modules stay in the mode,
+    training or evaluation, in which they were given.
 
     Args:
-        network: a class or function that makes a network without arguments, or a network. From the first kind
-            `initial` makes a new network for every seed; what does not learn in it is that of seed 0. The second kind
-            starts from the weights that it has.
+        network: a class or function without arguments that makes a network, or a network. From the first, `initial`
+            makes a new network for every seed; its constants are those of seed 0. The second starts from its weights.
     """
 
     def __init__(self, network: Factory | nn.Module) -> None:
         self._factory = None if isinstance(network, nn.Module) else network
-        self.template = copy.deepcopy(network) if isinstance(network, nn.Module) else _made(network, seed=0)
+        self.template = copy.deepcopy(network) if isinstance(network, nn.Module) else _make(network, seed=0)
         if any(isinstance(p, nn.UninitializedParameter) for p in self.template.parameters()):
             raise ValueError(f"problem.network must know the sizes of its layers, got {_name(network)} with lazy ones")
         self._shapes = {name: p.shape for name, p in self.template.named_parameters() if p.requires_grad}
         self.sizes = {name: shape.numel() for name, shape in self._shapes.items()}
         if not self.sizes:
-            raise ValueError(f"problem.network must have a parameter that learns, got {_name(network)} without any")
+            raise ValueError(f"problem.network must have a trainable parameter, got {_name(network)} without any")
         self.size = sum(self.sizes.values())
-        self.random = any(is_noisy(module) for module in self.template.modules())
+        self.is_stochastic = any(is_noisy(module) for module in self.template.modules())
         self.transductive = any(
             isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in self.template.modules()
         )
-        noisy = forgetful(copy.deepcopy(self.template))
-        self._noisy = Applied(noisy)
-        self._quiet = Applied(without_noise(copy.deepcopy(noisy))) if self.random else self._noisy
-        self._known_quiet = False
+        noisy = without_running_statistics(copy.deepcopy(self.template))
+        self._noisy = FunctionCaller(noisy)
+        self._quiet = FunctionCaller(without_noise(copy.deepcopy(noisy))) if self.is_stochastic else self._noisy
+        self._checked_quiet = False
         self._constants: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def initial(self, seed: int) -> Tensor:
-        """The flat parameters ``[d]`` to start from."""
-        network = self.template if self._factory is None else _made(self._factory, seed)
+        """Return the flat parameters ``[d]`` to start from."""
+        network = self.template if self._factory is None else _make(self._factory, seed)
         return torch.cat([p.detach().flatten() for p in network.parameters() if p.requires_grad])
 
     def loaded(self, flat: Tensor) -> nn.Module:
-        """An ordinary network with these parameters, and with the template's constants."""
+        """Return an ordinary network with these parameters and the template's constants."""
         network = copy.deepcopy(self.template).to(flat.device, flat.dtype)
-        network.load_state_dict(self._parameters(flat.detach()), strict=False)  # constants are there already
+        network.load_state_dict(self._parameters(flat.detach()), strict=False)  # constants are in the copy already
         return network
 
     def apply(self, flat: Tensor, function: Callable[..., Any], *arguments: Any, noise: int | None = None) -> Any:
-        """``function(network, *arguments)`` of the network with these parameters, whatever it does with it.
+        """Return ``function(network, *arguments)`` for the network with these parameters.
 
         Dropout draws from the seed ``noise``, and is left out where that is None.
         """
         state = {f"network.{name}": value for name, value in self._state(flat).items()}
-        if noise is None or not self.random:
-            before = None if self._known_quiet else torch.get_rng_state()
+        if noise is None or not self.is_stochastic:
+            before = None if self._checked_quiet else torch.get_rng_state()
             found = functional_call(self._quiet, state, (function, *arguments))
             if before is not None:
-                self._require_quiet(before)
+                self._require_deterministic(before)
             return found
         with seeded(noise, flat.device):
             return functional_call(self._noisy, state, (function, *arguments))
 
     def __call__(self, flat: Tensor, examples: Tensor, noise: int | None = None) -> Tensor:
-        """Logits ``[n, ways]``."""
+        """Return logits ``[n, ways]``."""
         logits = self.apply(flat, _forward, examples, noise=noise)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(examples):
             found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"problem.network must return logits [{len(examples)}, ways], got {found}")
         return logits
 
-    def _require_quiet(self, before: Tensor) -> None:
-        """A network that draws where no sample says from what would give another loss at every call."""
+    def _require_deterministic(self, before: Tensor) -> None:
+        """Refuse a network that draws random numbers of its own: its loss would differ at every call."""
         if not torch.equal(before, torch.get_rng_state()):
             raise ValueError(
                 f"problem.network must draw random numbers in modules of torch.nn such as nn.Dropout, got "
                 f"{type(self.template).__name__}, which draws in another way"
             )
-        self._known_quiet = True
+        self._checked_quiet = True
 
     def _state(self, flat: Tensor) -> dict[str, Tensor]:
         return self._parameters(flat) | self._constants_like(flat)
@@ -110,8 +109,8 @@ class FlatNetwork:
         return {name: value.clone() for name, value in self._constants[place].items()}
 
 
-class Applied(nn.Module):
-    """Calls any function of a network, so that `functional_call` reaches all of it and not its ``forward`` alone."""
+class FunctionCaller(nn.Module):
+    """Module that calls any function of a network, so that `functional_call` is not limited to its ``forward``."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -126,15 +125,15 @@ def _forward(network: nn.Module, examples: Tensor) -> Any:
 
 
 def without_noise(network: nn.Module) -> nn.Module:
-    """The same network with its dropout switched off."""
+    """Switch the dropout of a network off, and return it."""
     for module in network.modules():
         if is_noisy(module):
-            module.training = False  # of this module alone: .eval() would reach the modules inside of it
+            module.training = False  # .eval() would also switch its submodules
     return network
 
 
-def forgetful(network: nn.Module) -> nn.Module:
-    """The same network whose norms, where they train, keep no statistics: they did not use them, they only wrote."""
+def without_running_statistics(network: nn.Module) -> nn.Module:
+    """Stop the norms that are in training mode from recording running statistics, and return the network."""
     for module in network.modules():
         if isinstance(module, _NormBase) and module.training:
             module.track_running_stats = False
@@ -143,17 +142,17 @@ def forgetful(network: nn.Module) -> nn.Module:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's global generators of the CPU and of ``device`` at ``seed``, and afterwards where they were."""
+    """Seed torch's global generators of the CPU and of ``device``, and restore them afterwards."""
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every GPU
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU
         for one in cuda:
             with torch.cuda.device(one):
                 torch.cuda.manual_seed(seed)
         yield
 
 
-def _made(factory: Any, seed: int) -> nn.Module:
+def _make(factory: Any, seed: int) -> nn.Module:
     try:
         inspect.signature(factory).bind()
     except (TypeError, ValueError) as error:
@@ -172,8 +171,8 @@ def _name(network: Any) -> str:
 
 
 def is_noisy(module: nn.Module) -> bool:
-    """Whether this module itself draws random numbers in the mode that it is in."""
+    """Return whether this module itself draws random numbers in its present mode."""
     if isinstance(module, _DropoutNd):
         return module.training and module.p > 0
-    # these two have dropout without a module for it
+    # these two apply dropout without a dropout module
     return isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.training and module.dropout > 0

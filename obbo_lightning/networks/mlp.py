@@ -1,4 +1,4 @@
-"""A multilayer perceptron: for vectors, tables, and whatever else is flattened into them."""
+"""Multilayer perceptron for vectors, tables and flattened images."""
 
 import math
 from collections.abc import Sequence
@@ -44,5 +44,5 @@ class MLP(nn.Module):
         self.linear = nn.Linear(sizes[-1], ways)
 
     def forward(self, examples: Tensor) -> Tensor:
-        """Logits ``[examples, ways]``."""
+        """Return logits ``[examples, ways]``."""
         return self.linear(self.blocks(examples))

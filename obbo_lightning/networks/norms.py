@@ -8,7 +8,7 @@ NORMS = ("batch", "group", "layer", "none")
 
 
 def norm_of_images(norm: str, channels: int) -> nn.Module:
-    """The layer for feature maps ``[n, channels, height, width]``."""
+    """Return the layer for feature maps ``[n, channels, height, width]``."""
     one_of("problem.network.norm", norm, NORMS)
     if norm == "batch":
         return nn.BatchNorm2d(channels, track_running_stats=False)
@@ -18,7 +18,7 @@ def norm_of_images(norm: str, channels: int) -> nn.Module:
 
 
 def norm_of_vectors(norm: str, width: int) -> nn.Module:
-    """The layer for vectors ``[n, width]``."""
+    """Return the layer for vectors ``[n, width]``."""
     one_of("problem.network.norm", norm, NORMS)
     if norm == "batch":
         return nn.BatchNorm1d(width, track_running_stats=False)
@@ -28,7 +28,7 @@ def norm_of_vectors(norm: str, width: int) -> nn.Module:
 
 
 def groups_of(channels: int) -> int:
-    """How many groups: as many as divide the channels, up to 32, with four channels or more in each.
+    """Return the number of groups: the largest divisor of the channels up to 32 with at least four channels each.
 
     >>> groups_of(64), groups_of(160), groups_of(6), groups_of(3)
     (16, 32, 1, 1)

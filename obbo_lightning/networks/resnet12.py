@@ -1,4 +1,4 @@
-"""The twelve-layer residual network of the few-shot literature."""
+"""Twelve-layer residual network of the few-shot literature."""
 
 from itertools import pairwise
 
@@ -40,7 +40,7 @@ class ResNet12(nn.Module):
         self.linear = nn.Linear(widths[-1], ways)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits ``[images, ways]``."""
+        """Return logits ``[images, ways]``."""
         return self.linear(self.blocks(images).mean((-2, -1)))
 
 
@@ -48,8 +48,8 @@ class ResidualBlock(nn.Module):
     """σ(c(σ(c(σ(c(x))))) + s(x)), c a 3x3 convolution and s a 1x1 one, each with its norm, then a 2x2 max-pool.
 
     Args:
-        channels: that come in.
-        filters: that go out.
+        channels: of the input.
+        filters: of the output.
         norm: see `ResNet12`.
     """
 
@@ -62,8 +62,8 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Sequential(_convolution(channels, filters, 1, norm), norm_of_images(norm, filters))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Feature maps of half the side."""
-        # The activation grows with its argument, so it commutes with the maximum, and has a quarter of the work behind.
+        """Return feature maps of half the side."""
+        # The activation is increasing, so it commutes with the maximum, and sees a quarter of the numbers behind it.
         pooled = functional.max_pool2d(self.residual(images) + self.shortcut(images), 2)
         return functional.leaky_relu(pooled, 0.1)
 

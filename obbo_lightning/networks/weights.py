@@ -1,19 +1,19 @@
-"""The weights of a network as a block of the outer variable."""
+"""Weights of a network as a parameter group of the outer variable."""
 
 from torch import Tensor, nn
 
-from obbo_lightning.core.blocks import Block, LearningRate
 from obbo_lightning.core.domains import Domain
 from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
+from obbo_lightning.core.parameter_groups import LearningRate, ParameterGroup
 from obbo_lightning.core.regularizers import ElasticNet
 from obbo_lightning.networks.flat import Factory, FlatNetwork
 
 
-class Weights(Block):
-    """Every parameter of a network that learns, flat: the paper's adaptive geometry on R^d.
+class Weights(ParameterGroup):
+    """All trainable parameters of a network, flat: the paper's adaptive geometry on R^d.
 
     Args:
-        network: whose weights are the start; or a class or function that makes one without arguments, from the seed.
+        network: whose weights are the start; or a class or function without arguments that makes one from the seed.
         geometry: φ_t.
         regularizer: h.
         domain: X.
@@ -24,7 +24,7 @@ class Weights(Block):
     (8, torch.Size([4, 2]))
     """
 
-    listed = False
+    has_named_coordinates = False
 
     def __init__(
         self,
@@ -38,5 +38,5 @@ class Weights(Block):
         super().__init__(self.network.initial(0), geometry or AdaptiveDiagonal(), regularizer, domain, lr)
 
     def start(self, seed: int = 0) -> Tensor:
-        """The network's own initialisation from ``seed``, or the weights that it came with."""
+        """Return the network's own initialisation from ``seed``, or the weights that it came with."""
         return self.network.initial(seed)

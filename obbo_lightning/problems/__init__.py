@@ -1,1 +1,1 @@
-"""What f_t and g_t are."""
+"""Bilevel problems: the losses f_t and g_t."""

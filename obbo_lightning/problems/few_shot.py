@@ -11,27 +11,27 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Sample, derive_seed
 from obbo_lightning.core.validation import nonnegative
 from obbo_lightning.networks.cnn4 import CNN4
-from obbo_lightning.networks.flat import Factory, FlatNetwork, forgetful, without_noise
-from obbo_lightning.networks.settled import settled
+from obbo_lightning.networks.flat import Factory, FlatNetwork, without_noise, without_running_statistics
+from obbo_lightning.networks.frozen_batch_norm import frozen_batch_norm
 
 
 class FewShot(Problem):
     """g_t(λ, β) = L(β; support) + γ/2 ‖λ − β‖², f_t(λ, β) = L(β; query), L the mean cross-entropy of a network.
 
-    One lane: λ and β are all parameters of the network that learn, flat ``[1, d]``. A task holds ``support`` and
-    ``query`` examples ``[n, …]`` (images, sequences, vectors) and their labels ``[n]``. Several tasks side by side are
-    as many lanes: ``[lanes, n, …]``.
+    One lane: λ and β are all trainable parameters of the network, flat ``[1, d]``. A task holds ``support`` and
+    ``query`` examples ``[n, …]`` (images, sequences, vectors) and their labels ``[n]``. Several stacked tasks are as
+    many lanes: ``[lanes, n, …]``.
 
-    Dropout draws its noise from the sample that a loss is asked for, and is left out where there is none.
+    Dropout draws from the sample that a loss is given, and is left out where there is none.
 
     Args:
-        network: a class or function that makes a network without arguments, such as ``partial(CNN4, filters=16)``: λ_1
-            is then made anew from the run's seed. Or a network: λ_1 is then its own weights, whatever the seed.
+        network: a class or function without arguments that makes a network, such as ``partial(CNN4, filters=16)``:
+            λ_1 is then made from the run's seed. Or a network: λ_1 is then its weights, for every seed.
         proximity: γ.
-        learn_proximity: make log γ one more, last coordinate of λ, starting at ``proximity``.
+        learn_proximity: append log γ to λ as its last coordinate, starting at ``proximity``.
 
     >>> from functools import partial
-    >>> from obbo_lightning import MLP
+    >>> from obbo_lightning.networks import MLP
     >>> problem = FewShot(partial(MLP, ways=2, shape=[4], widths=[8]))
     >>> problem.initial_outer(seed=0).shape, problem.notes()["parameters"]
     (torch.Size([1, 58]), 58)
@@ -47,8 +47,8 @@ class FewShot(Problem):
             raise ValueError("problem.proximity must be positive where problem.learn_proximity is true, got 0")
 
     @property
-    def random(self) -> bool:
-        return self.network.random
+    def is_stochastic(self) -> bool:
+        return self.network.is_stochastic
 
     @property
     def transductive(self) -> bool:
@@ -63,18 +63,18 @@ class FewShot(Problem):
         return {"parameters": self.network.size, "predictions": predictions}
 
     def initial_outer(self, seed: int) -> Tensor:
-        """λ_1: the network's own initialisation from ``seed``, or the weights that it came with."""
+        """Return λ_1: the network's own initialisation from ``seed``, or the weights that it came with."""
         flat = self.network.initial(seed)
         if self.learn_proximity:
             flat = torch.cat([flat, flat.new_tensor([math.log(self.proximity)])])
         return flat.unsqueeze(0)
 
     def loaded_network(self, outer: Tensor) -> nn.Module:
-        """The network with the parameters of λ (or of an adapted β): an ordinary module, for use elsewhere."""
+        """Return the network with the parameters of λ (or of an adapted β), as an ordinary module."""
         return self.network.loaded(self._weights(outer)[0])
 
     def proximity_at(self, outer: Tensor) -> Tensor | float:
-        """γ, which λ may hold."""
+        """Return γ, which may be a coordinate of λ."""
         return outer[:, -1].exp() if self.learn_proximity else self.proximity
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
@@ -85,15 +85,15 @@ class FewShot(Problem):
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         return self._cross_entropy(inner, task["query"], task["query_labels"], sample)
 
-    def as_lanes(self, tasks: Sequence[Task]) -> Task | None:
-        if self.random:  # each task has noise of its own
+    def stack_as_lanes(self, tasks: Sequence[Task]) -> Task | None:
+        if self.is_stochastic:  # each task has its own noise
             return None
         return {name: torch.stack([task[name] for task in tasks]) for name in tasks[0]}
 
-    def laid_out(self, task: Task) -> Task:
-        if task["support_labels"].ndim == 2:  # tasks side by side
+    def for_gradients(self, task: Task) -> Task:
+        if task["support_labels"].ndim == 2:  # stacked tasks
             return task
-        # Convolutions follow the layout of their images; products with second derivatives are slower in this one.
+        # Convolutions follow the layout of their images; second-derivative products are slower in channels_last.
         return {k: v.contiguous(memory_format=torch.channels_last) if v.ndim == 4 else v for k, v in task.items()}
 
     def inner_from_outer(self, outer: Tensor) -> Tensor:
@@ -115,41 +115,41 @@ class FewShot(Problem):
 
     @torch.no_grad()
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
-        """Accuracy on the queries."""
-        hits = self._logits(inner, self.laid_out(task)["query"]).argmax(-1) == task["query_labels"]
+        """Return the accuracy on the queries."""
+        hits = self._logits(inner, self.for_gradients(task)["query"]).argmax(-1) == task["query_labels"]
         return {"accuracy": hits.to(inner.dtype).mean().reshape(1)}
 
     @property
-    def further(self) -> tuple[str, ...]:
+    def evaluation_score_names(self) -> tuple[str, ...]:
         return ("inductive_accuracy",) if self.transductive else ()
 
     @torch.no_grad()
-    def further_scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
-        """Accuracy of predictions that depend on no other query: norms use the statistics of the support examples."""
-        if not self.further:
+    def evaluation_scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
+        """Return the accuracy of predictions that depend on no other query: norms use the support's statistics."""
+        if not self.evaluation_score_names:
             return {}
-        network = without_noise(forgetful(self.loaded_network(inner)))
+        network = without_noise(without_running_statistics(self.loaded_network(inner)))
         try:
-            hits = settled(network, task["support"])(task["query"]).argmax(-1) == task["query_labels"]
-        except ValueError:  # a norm that is used twice has no statistics of its own
-            return {self.further[0]: inner.new_full((1,), math.nan)}
-        return {self.further[0]: hits.to(inner.dtype).mean().reshape(1)}
+            hits = frozen_batch_norm(network, task["support"])(task["query"]).argmax(-1) == task["query_labels"]
+        except ValueError:  # a norm that is used twice
+            return {self.evaluation_score_names[0]: inner.new_full((1,), math.nan)}
+        return {self.evaluation_score_names[0]: hits.to(inner.dtype).mean().reshape(1)}
 
     def _weights(self, outer: Tensor) -> Tensor:
-        return outer[:, : self.network.size]  # of λ, which may hold γ behind them, or of β
+        return outer[:, : self.network.size]  # of λ, which may end with log γ, or of β
 
     def _cross_entropy(self, inner: Tensor, examples: Tensor, labels: Tensor, sample: Sample | None) -> Tensor:
-        if labels.ndim == 2:  # tasks side by side, a lane each
+        if labels.ndim == 2:  # stacked tasks
             logits = torch.func.vmap(self.network)(inner, examples)
             each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
             return each.view_as(labels).mean(-1)
         if sample is not None and sample.size is not None:
             rows = sample.indices(labels.shape[0], labels.device)
             examples, labels = examples[rows], labels[rows]
-        # a seed of its own: masks must not go with the choice of examples
+        # its own seed: dropout masks must not depend on the choice of examples
         noise = None if sample is None else derive_seed(sample.seed, "dropout")
         logits = self._logits(inner, examples, noise)
-        if labels.device.type == "cpu" and int(labels.max()) >= logits.shape[1]:  # a GPU would have to be waited for
+        if labels.device.type == "cpu" and int(labels.max()) >= logits.shape[1]:  # on a GPU this would synchronise
             raise ValueError(
                 f"problem.network must have an output for each class of a task, got {logits.shape[1]} outputs and the "
                 f"label {int(labels.max())}"

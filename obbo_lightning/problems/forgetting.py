@@ -1,4 +1,4 @@
-"""How much each block of the past counts: a linear or logistic model that is fitted to weighted blocks of rows."""
+"""Learned weights of past blocks of rows, for a linear or logistic model that is fitted to them."""
 
 import math
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from obbo_lightning.core.blocks import Blocks, OnSimplex
+from obbo_lightning.core.parameter_groups import OnSimplex, ParameterGroups
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Sample
 from obbo_lightning.core.validation import at_least, one_of, positive
 
 KINDS = ("classification", "regression")
-CONVERGED = 1e-14  # squared Newton decrement: the step from there squares what is left of the error
+CONVERGED = 1e-14  # squared Newton decrement at which the iteration stops; convergence is quadratic
 STEPS = 100  # of Newton at most; about 8 are taken
 HALVINGS = 40  # of one step at most
 
@@ -26,9 +26,9 @@ class Forgetting(Problem):
     hypergradient are exact, from p × p systems in float64.
 
     Args:
-        past: n, blocks to learn from.
+        past: n, number of past blocks.
         kind: ``classification`` or ``regression``.
-        ridge: weight of ½ ‖β‖² in g, the intercept's included; it keeps β̂ finite where a block has one class only.
+        ridge: weight of ½ ‖β‖² in g, the intercept's included; it keeps β̂ finite where a block has only one class.
 
     >>> draw = torch.Generator().manual_seed(0)
     >>> x = torch.randn(5, 20, 2, generator=draw, dtype=torch.float64)
@@ -43,11 +43,11 @@ class Forgetting(Problem):
         self.past = at_least("past", past, 2)
         self.kind = one_of("kind", kind, KINDS)
         self.ridge = positive("ridge", ridge)
-        self._blocks = Blocks(past=OnSimplex(past))
+        self._groups = ParameterGroups(past=OnSimplex(past))
 
     @property
-    def blocks(self) -> Blocks:
-        return self._blocks
+    def groups(self) -> ParameterGroups:
+        return self._groups
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         x, y, weights = self._weighted(outer, task, sample)
@@ -55,14 +55,14 @@ class Forgetting(Problem):
 
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         x, y = task["x_new"].to(inner), task["y_new"].to(inner)
-        rows = _drawn(sample, y)
+        rows = _sampled_rows(sample, y)
         return self._loss(_fitted(x[rows], inner), y[rows]).mean(-1)
 
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor:
         return outer.new_zeros(len(outer), task["x"].shape[-1])
 
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
-        """Share of the next block that is classified rightly, or the mean absolute error there."""
+        """Return the accuracy on the next block, or the mean absolute error."""
         fitted, y = _fitted(task["x_new"].to(inner), inner), task["y_new"].to(inner)
         if self.kind == "regression":
             return {"absolute_error": (fitted - y).abs().mean(-1)}
@@ -70,11 +70,11 @@ class Forgetting(Problem):
 
     def notes(self) -> dict[str, str | int]:
         if self.kind == "classification":
-            return {"loss": "log loss: 0.693 is a coin, 0 is always right and sure"}
+            return {"loss": "log loss: 0.693 is guessing, 0 is certain and correct"}
         return {"loss": "squared error over the target's variance so far: 1 is no better than its mean"}
 
     def solution(self, outer: Tensor, task: Task) -> Tensor:
-        """β̂(λ): one linear system, or Newton's method with a line search, from zero."""
+        """Return β̂(λ): one linear system, or Newton's method with a line search from zero."""
         return self._solve(outer.double(), _double(task))[0].to(outer)
 
     def hypergradient(self, outer: Tensor, task: Task) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ class Forgetting(Problem):
         self, outer: Tensor, inner: Tensor, task: Task, vector: Tensor, sample: Sample | None = None
     ) -> Tensor:
         x, y, places = self._rows(task, inner, sample)
-        # coordinate b: the mean over block b of ℓ'(xβ) (x v); of a sample n times the sum over those drawn, over s
+        # coordinate b: the mean over block b of ℓ'(xβ) (x v); of a sample n/s times the sum over its rows in b
         along = self._slope(_fitted(x, inner), y) * _fitted(x, vector)
         share = self.past / len(y)
         return inner.new_zeros(outer.shape).index_add_(1, places, along * share)
@@ -102,13 +102,13 @@ class Forgetting(Problem):
         return (torch.linalg.eigvalsh(_gram(x, most * weights))[:, -1] + self.ridge).to(outer)
 
     def _rows(self, task: Task, like: Tensor, sample: Sample | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of the past ``[rows, p]``, their targets, and which block each is of; all, or those that are drawn."""
+        """Return past rows ``[rows, p]``, their targets and the block of each; all, or those of a sample."""
         x, y = task["x"].to(like).flatten(0, 1), task["y"].to(like).flatten()
-        rows, places = _drawn(sample, y), torch.arange(len(y), device=y.device) // task["y"].shape[-1]
+        rows, places = _sampled_rows(sample, y), torch.arange(len(y), device=y.device) // task["y"].shape[-1]
         return x[rows], y[rows], places[rows]
 
     def _weighted(self, outer: Tensor, task: Task, sample: Sample | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, targets, and the weight of each row in g ``[lanes, rows]``; of a sample, so that its mean is g."""
+        """Return rows, targets and the weight of each row in g ``[lanes, rows]``; unbiased for a sample."""
         x, y, places = self._rows(task, outer, sample)
         # Σ_b λ_b mean_b ℓ = n · mean over all rows of λ_b(i) ℓ_i
         return x, y, outer[:, places] * (self.past / len(y))
@@ -116,14 +116,14 @@ class Forgetting(Problem):
     def _loss(self, fitted: Tensor, y: Tensor) -> Tensor:
         if self.kind == "regression":
             return (fitted - y).square()
-        # −y log s − (1 − y) log(1 − s) with s = 1/(1 + e^−z); softplus is a line from 40 on, exact in float64
+        # −y log s − (1 − y) log(1 − s) with s = 1/(1 + e^−z); softplus is linear from 40 on, exact in float64
         return softplus(fitted, threshold=40) - y * fitted
 
     def _slope(self, fitted: Tensor, y: Tensor) -> Tensor:
         return 2 * (fitted - y) if self.kind == "regression" else fitted.sigmoid() - y
 
     def _solve(self, outer: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-        """β̂ and ∇²_ββ g there."""
+        """Return β̂ and ∇²_ββ g at β̂."""
         x, y, weights = self._weighted(outer, task)
         ridge = self.ridge * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
         if self.kind == "regression":
@@ -132,7 +132,7 @@ class Forgetting(Problem):
         return self._newton(x, y, weights, ridge)
 
     def _newton(self, x: Tensor, y: Tensor, weights: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
-        """Newton's method; where a whole step would not decrease g enough it is halved, in that lane."""
+        """Newton's method; a step that does not decrease g enough is halved, per lane."""
 
         def loss(inner: Tensor) -> Tensor:
             return (weights * self._loss(_fitted(x, inner), y)).sum(-1) + 0.5 * self.ridge * inner.square().sum(-1)
@@ -151,7 +151,7 @@ class Forgetting(Problem):
             for _ in range(HALVINGS):
                 after = inner - size.unsqueeze(-1) * step
                 found = loss(after)
-                # Armijo's rule, but for rounding
+                # Armijo's rule, up to rounding
                 short = found > value - 0.25 * size * decrement + 1e-14 * value
                 if not bool(short.any()):
                     break
@@ -161,12 +161,12 @@ class Forgetting(Problem):
 
 
 def _fitted(x: Tensor, inner: Tensor) -> Tensor:
-    """Rows ``[rows, p]`` times coefficients ``[lanes, p]``: ``[lanes, rows]``."""
+    """Return rows ``[rows, p]`` times coefficients ``[lanes, p]``: ``[lanes, rows]``."""
     return inner @ x.T
 
 
 def _gram(x: Tensor, weights: Tensor) -> Tensor:
-    """Σ_i w_i x_i x_iᵀ, one matrix a lane."""
+    """Return Σ_i w_i x_i x_iᵀ, one matrix per lane."""
     return x.T @ (weights.unsqueeze(-1) * x)
 
 
@@ -174,6 +174,6 @@ def _double(task: Task) -> Task:
     return {name: values.double() for name, values in task.items()}
 
 
-def _drawn(sample: Sample | None, y: Tensor) -> Tensor | slice:
-    """Which rows a sample has; all of them where there is none."""
+def _sampled_rows(sample: Sample | None, y: Tensor) -> Tensor | slice:
+    """Return the rows of a sample; all of them where there is none."""
     return slice(None) if sample is None or sample.size is None else sample.indices(len(y), y.device)

@@ -1,11 +1,11 @@
-"""Classes that are rare in training and not where it counts: offsets and scales of their logits are learned."""
+"""Learned offsets and scales of logits, for classes that are rare in training but not in validation."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from obbo_lightning.core.blocks import Blocks, Interval
 from obbo_lightning.core.geometry import AdaptiveDiagonal
+from obbo_lightning.core.parameter_groups import Interval, ParameterGroups
 from obbo_lightning.core.validation import at_least, positive
 from obbo_lightning.networks.flat import Factory
 from obbo_lightning.networks.mlp import MLP
@@ -14,21 +14,21 @@ from obbo_lightning.problems.sources import cross_entropy
 
 
 class VectorScaling(ModuleProblem):
-    """g_t(λ, β) = L(scale ⊙ z(β) + offset; training batch), f_t(λ, β) = L(z(β); balanced ones), L the cross-entropy.
+    """g_t(λ, β) = L(scale ⊙ z(β) + offset; training batch), f_t(λ, β) = L(z(β); balanced batch), L the cross-entropy.
 
     The loss is the vector scaling of Kini et al. (2021), "Label-imbalanced and group-sensitive classification under
     overparameterization"; with scales of 1 and the logarithms of the classes' frequencies as offsets it is logit
     adjustment, whose logits z(β) are those of a training set in which no class is rare.
 
-    A rare class has a small hypergradient for no other reason than that it is rare, so each coordinate is measured by
-    its own: the geometry of both blocks is adaptive.
+    A rare class has a small hypergradient only because it is rare, so the geometry of both parameter groups adapts to
+    each coordinate.
 
-    A task has ``train_x``, ``train_y``; ``validation_x``, ``validation_y``; ``test_x``, ``test_y``, all of which are
-    balanced but the first; and ``frequency``, how often each class comes in training.
+    A task has ``train_x``, ``train_y``; ``validation_x``, ``validation_y`` and ``test_x``, ``test_y``, both balanced;
+    and ``frequency``, the frequencies of the classes in training.
 
     Args:
-        network: a class or function that makes a network without arguments, or a network.
-        ways: how many classes there are.
+        network: a class or function without arguments that makes a network, or a network.
+        ways: number of classes.
         reach: offsets lie between −reach and reach.
         factor: scales lie between 1/factor and factor.
     """
@@ -40,20 +40,20 @@ class VectorScaling(ModuleProblem):
         positive("problem.reach", reach)
         if not positive("problem.factor", factor) > 1:
             raise ValueError(f"problem.factor must be more than 1, got {factor!r}")
-        blocks = Blocks(
+        groups = ParameterGroups(
             offset=Interval(-reach, reach, start=0.0, size=ways, geometry=AdaptiveDiagonal()),
             scale=Interval(1 / factor, factor, start=1.0, size=ways, geometry=AdaptiveDiagonal()),
         )
-        super().__init__(network, blocks, scaled_cross_entropy, cross_entropy, recalls)
+        super().__init__(network, groups, scaled_cross_entropy, cross_entropy, recalls)
 
 
 def scaled_cross_entropy(network: nn.Module, batch: Batch, hyper: Hyper) -> Tensor:
-    """The mean cross-entropy of scale ⊙ z + offset."""
+    """Return the mean cross-entropy of scale ⊙ z + offset."""
     return functional.cross_entropy(hyper["scale"] * network(batch["x"]) + hyper["offset"], batch["y"])
 
 
 def recalls(network: nn.Module, batch: Batch, hyper: Hyper) -> dict[str, Tensor]:
-    """How many of each class are right: the mean over the classes, and that over what comes, Σ_c frequency_c recall_c.
+    """Return the mean recall over classes, and the accuracy at the training frequencies, Σ_c frequency_c recall_c.
 
     A batch has examples of every class.
     """

@@ -1,19 +1,23 @@
-"""Two losses of a module, as people write them, as an online bilevel problem."""
+"""Bilevel problems from two losses of a module, on tasks of a stream or on the batches of its own training."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from obbo_lightning.core.blocks import Block, Blocks
+from obbo_lightning.core.inner_solvers import InnerSolver
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.parameter_groups import ParameterGroup, ParameterGroups
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Sample, derive_seed
 from obbo_lightning.core.validation import instance_of
 from obbo_lightning.networks.flat import Factory, FlatNetwork
+from obbo_lightning.networks.functional_module import FunctionalModule
 from obbo_lightning.networks.weights import Weights
 
-Batch = Any  # what a loss is given: here a dict of tensors, in a Trainer whatever its loader gives
+Batch = Any  # here a dict of tensors, in a Trainer whatever its loader gives
 Hyper = dict[str, Tensor]
 Loss = Callable[[Any, Batch, Hyper], Tensor]
 Scores = Callable[[Any, Batch, Hyper], dict[str, Tensor]]
@@ -23,60 +27,63 @@ class ModuleProblem(Problem):
     """g_t(λ, β) is the training loss of a module whose parameters are β, f_t(λ, β) its validation loss.
 
     A loss is a function of the module, a batch and the hyperparameters by name, and returns the mean over the batch.
-    The module may be used in any way, not through ``forward`` alone. A hyperparameter of one number has no axis, others
-    are vectors. A task's tensors ``train_x``, ``train_y`` are ``x`` and ``y`` of the training batch, those that begin
-    with ``validation_`` of the other; what has no such beginning goes with both. Mini-batches are rows of the training
-    batch.
+    A loss may use the module in any way, not only through ``forward``. A hyperparameter of one number has no axis,
+    others are vectors. A task's tensors ``train_x``, ``train_y`` are ``x`` and ``y`` of the training batch, those with
+    the prefix ``validation_`` of the validation batch; tensors without a prefix belong to both. Mini-batches are rows
+    of the training batch.
 
-    Parameters that do not learn, and buffers, are constants; norms in training mode use the statistics of their batch
-    and leave none. Dropout draws from the sample of an inner step, and is left out of hypergradients and scores. A
-    block of `Weights` as long as β is where rounds with ``inner.start: outer`` start.
+    Parameters that are not trained, and buffers, are constants; norms in training mode use the statistics of their
+    batch and record none. Dropout draws from the sample of an inner step, and is left out of hypergradients and scores.
+    A parameter group of `Weights` as long as β is where rounds with ``inner.start: outer`` start.
 
     Args:
-        model: a module, whose weights are β_1; or a class or function that makes one without arguments.
-        hyper: the blocks of λ.
+        model: a module, whose weights are β_1; or a class or function without arguments that makes one.
+        hyper: the parameter groups of λ.
         training_loss: of (module, batch, hyper).
-        validation_loss: the same on other data.
-        scores: what else to report, numbers by name, from (module, batch, hyper) with the tensors of a task that begin
-            with ``test_``, or with those of ``validation_`` where there are none.
+        validation_loss: of (module, batch, hyper), on other data.
+        scores: further numbers to report, by name, of (module, batch, hyper), on the tensors of a task with the prefix
+            ``test_``, or ``validation_`` where there are none.
 
-    >>> from obbo_lightning import OBBO, GradientDescent, Positive, online
+    >>> from obbo_lightning import OBBO, Positive, online
+    >>> from obbo_lightning.solvers import GradientDescent
     >>> def fit(model, batch, hyper):
     ...     shrink = sum(weight.square().sum() for weight in model.parameters())
     ...     return (model(batch["x"]) - batch["y"]).square().mean() + hyper["decay"] * shrink
-    >>> def judge(model, batch, hyper):
+    >>> def validate(model, batch, hyper):
     ...     return (model(batch["x"]) - batch["y"]).square().mean()
-    >>> problem = ModuleProblem(nn.Linear(3, 1), {"decay": Positive(0.1, upper=10.0)}, fit, judge)
+    >>> problem = ModuleProblem(nn.Linear(3, 1), {"decay": Positive(0.1, upper=10.0)}, fit, validate)
     >>> draw = lambda: {name: torch.randn(20, size) for name, size in
     ...     (("train_x", 3), ("train_y", 1), ("validation_x", 3), ("validation_y", 1))}
     >>> algorithm = OBBO(window=1, inner=GradientDescent(steps=10))
     >>> rounds = list(online(problem, algorithm, [draw() for _ in range(5)], problem.initial_outer(0)))
-    >>> rounds[-1].step.outer.shape  # pure noise: the best decay is a large one
+    >>> rounds[-1].outer.shape  # pure noise: the best decay is a large one
     torch.Size([1, 1])
     """
 
     def __init__(
         self,
         model: Factory | nn.Module,
-        hyper: Blocks | Mapping[str, Block],
+        hyper: ParameterGroups | Mapping[str, ParameterGroup],
         training_loss: Loss,
         validation_loss: Loss,
         scores: Scores | None = None,
     ) -> None:
         self.network = FlatNetwork(model)
-        self.hyper = hyper if isinstance(hyper, Blocks) else Blocks(instance_of("hyper", hyper, Mapping))
-        self.training_loss, self.validation_loss, self.judge = training_loss, validation_loss, scores
+        self.hyper = (
+            hyper if isinstance(hyper, ParameterGroups) else ParameterGroups(instance_of("hyper", hyper, Mapping))
+        )
+        self.training_loss, self.validation_loss, self.score_function = training_loss, validation_loss, scores
         for name, loss in (("training_loss", training_loss), ("validation_loss", validation_loss)):
             if not callable(loss):
                 raise ValueError(f"{name} must be a function of (module, batch, hyper), got {loss!r}")
 
     @property
-    def blocks(self) -> Blocks:
+    def groups(self) -> ParameterGroups:
         return self.hyper
 
     @property
-    def random(self) -> bool:
-        return self.network.random
+    def is_stochastic(self) -> bool:
+        return self.network.is_stochastic
 
     def notes(self) -> dict[str, str | int]:
         return {"parameters": self.network.size}
@@ -98,23 +105,23 @@ class ModuleProblem(Problem):
 
     @torch.no_grad()
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
-        if self.judge is None:
+        if self.score_function is None:
             return {}
         tested = any(name.startswith("test_") for name in task)
         batch = batch_of(task, "test" if tested else "validation", None)
         lanes = [
-            self.network.apply(beta, self.judge, batch, self.hyper.values(at))
+            self.network.apply(beta, self.score_function, batch, self.hyper.values(at))
             for at, beta in zip(outer, inner, strict=True)
         ]
         return {name: torch.stack([torch.as_tensor(one[name]).to(inner) for one in lanes]) for name in lanes[0]}
 
     def _start(self) -> str | None:
-        """Which block β starts from."""
-        blocks = self.hyper.named.items()
-        return next((name for name, b in blocks if isinstance(b, Weights) and b.size == self.network.size), None)
+        """Return the parameter group that β starts from."""
+        groups = self.hyper.named.items()
+        return next((name for name, b in groups if isinstance(b, Weights) and b.size == self.network.size), None)
 
     def _of_lanes(self, name: str, outer: Tensor, inner: Tensor, batch: Batch, sample: Sample | None) -> Tensor:
-        # a seed of its own: masks must not go with the choice of rows
+        # its own seed: dropout masks must not depend on the choice of rows
         noise = None if sample is None else derive_seed(sample.seed, "dropout")
         function = getattr(self, name)
         found = [
@@ -124,8 +131,77 @@ class ModuleProblem(Problem):
         return torch.stack([require_number(name, loss) for loss in found])
 
 
+class TrainedModuleProblem(Problem):
+    """g(λ, β) and f(λ, β) of a module in training, on the batches ``training`` and ``validation`` of a task; one lane.
+
+    Args:
+        network: the module.
+        training_loss: of (module, batch, hyper).
+        validation_loss: of (module, batch, hyper), in evaluation mode.
+    """
+
+    def __init__(self, network: FunctionalModule, training_loss: Loss, validation_loss: Loss) -> None:
+        self.network = network
+        self.training_loss, self.validation_loss = training_loss, validation_loss
+        self.seed = 0  # of losses that draw random numbers
+        self._training = torch.zeros(1)  # g where it was differentiated last
+
+    @property
+    def groups(self) -> ParameterGroups:
+        return self.network.groups
+
+    def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
+        if not torch.is_grad_enabled():  # reported only, at the (λ, β) at which it has just been differentiated
+            return self._training
+        loss = self._loss("training_loss", outer, inner, task["training"])
+        self._training = loss.detach()
+        return loss
+
+    def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
+        return self._loss("validation_loss", outer, inner, task["validation"])
+
+    def _loss(self, name: str, outer: Tensor, inner: Tensor, batch: Any) -> Tensor:
+        batch = cast_floats(batch, outer.dtype)
+        with torch.autocast(outer.device.type, enabled=False):
+            loss = self.network.apply(
+                outer[0], inner[0], getattr(self, name), batch, seed=self.seed, evaluating=name == "validation_loss"
+            )
+        return require_number(name, loss).reshape(1)
+
+
+@dataclass(frozen=True)
+class CurrentWeights(InnerSolver):
+    """The weights that the module has now: its own training is the inner solver.
+
+    Attributes:
+        network: the module.
+        lr: η of a fixed point.
+    """
+
+    network: FunctionalModule
+    lr: float
+
+    @property
+    def step_size(self) -> float | None:
+        return self.lr
+
+    def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
+        return self.network.flat().unsqueeze(0)
+
+
+def cast_floats(batch: Any, dtype: torch.dtype) -> Any:
+    """Return a nested batch with its floating-point tensors in this dtype."""
+    if isinstance(batch, Tensor):
+        return batch.to(dtype) if batch.is_floating_point() else batch
+    if isinstance(batch, dict):
+        return {name: cast_floats(value, dtype) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(cast_floats(value, dtype) for value in batch))
+    return type(batch)(cast_floats(value, dtype) for value in batch) if isinstance(batch, (list, tuple)) else batch
+
+
 def require_number(name: str, loss: Any) -> Tensor:
-    """Refuse a loss that is not the mean over its batch."""
+    """Return a loss; refuse one that is not a single number."""
     if not isinstance(loss, Tensor) or loss.ndim != 0:
         what = f"the shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise ValueError(f"{name} must return one number, a tensor without axes, got {what}")
@@ -133,7 +209,7 @@ def require_number(name: str, loss: Any) -> Tensor:
 
 
 def batch_of(task: Task, kind: str, sample: Sample | None) -> dict[str, Tensor]:
-    """The tensors of one kind without its name, ``sample.size`` rows of them where asked for, and what all share."""
+    """Return the tensors with one prefix, without it, and those without any; ``sample.size`` rows of a sample."""
     kinds = ("train_", "validation_", "test_")
     batch = {name.removeprefix(f"{kind}_"): values for name, values in task.items() if name.startswith(f"{kind}_")}
     if not batch:

@@ -1,4 +1,4 @@
-"""A bilevel problem whose every quantity is known in closed form."""
+"""Quadratic bilevel problem: solution, hypergradient and constants in closed form."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from obbo_lightning.core.validation import nonnegative
 class Quadratic(Problem):
     """g_t(λ, β) = ½ βᵀAβ − βᵀ(Bλ + b_t), f_t(λ, β) = ½ ‖β − c_t‖² + (ridge/2) ‖λ‖².
 
-    A and B stay, only b_t and c_t (the task) drift. With S = A⁻¹B: β̂_t(λ) = Sλ + A⁻¹b_t and
+    A and B are fixed, only b_t and c_t (the task) drift. With S = A⁻¹B: β̂_t(λ) = Sλ + A⁻¹b_t and
     ∇F_t(λ) = ridge λ + Sᵀ(β̂_t(λ) − c_t).
 
     Args:
@@ -49,7 +49,7 @@ class Quadratic(Problem):
         fit = 0.5 * (inner - task["c"]).square().sum(-1) + (inner * self._noise(inner, sample)).sum(-1)
         return fit + 0.5 * self.ridge * outer.square().sum(-1)
 
-    def of_lanes(self, task: Task, lanes: slice) -> tuple[Problem, Task]:
+    def select_lanes(self, task: Task, lanes: slice) -> tuple[Problem, Task]:
         part = Quadratic(self.inner_matrix[lanes], self.coupling[lanes], self.ridge, self.noise)
         return part, {name: values[lanes] for name, values in task.items()}
 
@@ -74,12 +74,12 @@ class Quadratic(Problem):
 
     @property
     def strong_convexity(self) -> Tensor:
-        """μ_g, one number a lane."""
+        """μ_g ``[lanes]``."""
         return self._eigenvalues[:, 0]
 
     @property
     def outer_smoothness(self) -> Tensor:
-        """ℓ_{F,1} = ridge + ‖S‖², one number a lane."""
+        """ℓ_{F,1} = ridge + ‖S‖² ``[lanes]``."""
         return self.ridge + torch.linalg.matrix_norm(self.response, ord=2).square()
 
     def _noise(self, inner: Tensor, sample: Sample | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A linear smoothing spline whose weight keeps itself tuned: solution and hypergradient in closed form."""
+"""Linear smoothing spline with a learned smoothing weight: solution and hypergradient in closed form."""
 
 import torch
 from torch import Tensor
@@ -11,21 +11,23 @@ from obbo_lightning.problems.tridiagonal import solve_chain
 class SmoothingSpline(Problem):
     """g(λ, β) = Σ (y_i − β_i)² + λ Σ (β_{i+1} − β_i)²/Δ_i, f(λ, β) = Σ over validation of (y − the spline of β)².
 
-    λ > 0 is one number a lane, β the spline at the training sites, straight between them and constant beyond. All lanes
-    share their sites. Solution and hypergradient cost O(n) a lane, from one factorisation.
+    λ > 0 is one number per lane, β the spline at the training sites, linear between them and constant beyond. All lanes
+    share their sites. Solution and hypergradient cost O(n) per lane, from one factorisation.
 
     >>> t = torch.arange(200, dtype=torch.float64)
     >>> noisy = torch.sin(t / 20) + 0.3 * torch.randn(200, dtype=t.dtype, generator=torch.Generator().manual_seed(0))
     >>> task = spline_task(noisy.unsqueeze(0), training=t % 5 != 2)
     >>> spline, weight = SmoothingSpline(), torch.full((1, 1), 0.1, dtype=t.dtype)
-    >>> from obbo_lightning import OBBO, Box, ClosedForm, online
+    >>> from obbo_lightning import OBBO, online
+    >>> from obbo_lightning.domains import Box
+    >>> from obbo_lightning.hypergradients import ClosedForm
     >>> obbo = OBBO(lr=0.2, window=5, hypergradient=ClosedForm(), domain=Box(1e-6, 1e6))
     >>> rounds = list(online(spline, obbo, [task] * 40, weight))
     >>> bool(rounds[-1].loss < rounds[0].loss)
     True
     """
 
-    names = ("weight",)
+    coordinate_names = ("weight",)
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         residual = inner - task["values"]
@@ -36,14 +38,14 @@ class SmoothingSpline(Problem):
         return _sum_of_squares(self.predict(inner, task) - task["validation_values"], sample)
 
     def predict(self, inner: Tensor, task: Task) -> Tensor:
-        """The spline at the validation sites ``[lanes, m]``."""
+        """Return the spline at the validation sites ``[lanes, m]``."""
         left, share = _places(task)
         if inner.shape[-1] == 1:
             return inner.expand(-1, len(left))
-        rows, share = inner.T, share.unsqueeze(-1)  # sites first, as the solver leaves them
+        rows, share = inner.T, share.unsqueeze(-1)  # sites first, as the solver returns them
         return torch.lerp(rows[left], rows[left + 1], share).T
 
-    def of_lanes(self, task: Task, lanes: slice) -> tuple[Problem, Task]:
+    def select_lanes(self, task: Task, lanes: slice) -> tuple[Problem, Task]:
         # sites are shared by all lanes
         return self, {name: values[lanes] if values.ndim == 2 else values for name, values in task.items()}
 
@@ -51,7 +53,7 @@ class SmoothingSpline(Problem):
         return task["values"]
 
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
-        """Mean squared error at the validation sites."""
+        """Return the mean squared error at the validation sites."""
         return {"mse": (self.predict(inner, task) - task["validation_values"]).square().mean(-1)}
 
     def solution(self, outer: Tensor, task: Task) -> Tensor:
@@ -79,12 +81,12 @@ class SmoothingSpline(Problem):
 def spline_task(
     values: Tensor, sites: Tensor | None = None, training: Tensor | None = None, standardise: bool = False
 ) -> Task:
-    """A task from series that share their sites.
+    """Return a task from series that share their sites.
 
     Args:
         values: ``[lanes, n]``.
         sites: increasing ``[n]``; 0, 1, 2, … where not given.
-        training: which are for training ``[n]``, the others are for validation.
+        training: mask of the training sites ``[n]``; the others are for validation.
         standardise: subtract the mean of the training values and divide by their deviation, in every lane.
     """
     count = values.shape[-1]
@@ -99,19 +101,20 @@ def spline_task(
         raise ValueError("sites must increase, got some that do not")
     if not bool(training.any()):
         raise ValueError("training must choose at least one site, got none")
-    rows = values.T  # sites first: rows are taken whole
-    seen, held = rows[training], rows[~training]
+    rows = values.T  # sites first: whole rows are selected
+    fitted, validation = rows[training], rows[~training]
     if standardise:
-        mean = seen.mean(0)
-        seen, held = seen - mean, held - mean
-        deviation = seen.square().mean(0).sqrt()
-        deviation = deviation.where(deviation > 1e-12 * mean.abs(), 1.0)  # a constant has rounding, and no deviation
-        seen, held = seen / deviation, held / deviation
+        mean = fitted.mean(0)
+        fitted, validation = fitted - mean, validation - mean
+        deviation = fitted.square().mean(0).sqrt()
+        # the deviation of a constant series is rounding error
+        deviation = deviation.where(deviation > 1e-12 * mean.abs(), 1.0)
+        fitted, validation = fitted / deviation, validation / deviation
     return {
         "sites": sites[training],
-        "values": seen.T,
+        "values": fitted.T,
         "validation_sites": sites[~training],
-        "validation_values": held.T,
+        "validation_values": validation.T,
     }
 
 
@@ -120,12 +123,12 @@ def _stiffness(task: Task) -> Tensor:
 
 
 def _places(task: Task) -> tuple[Tensor, Tensor]:
-    """Between which training sites a validation site lies, and how far along; beyond the last ones it is constant."""
-    sites, asked = task["sites"], task["validation_sites"]
-    left = (torch.searchsorted(sites, asked, right=True) - 1).clamp(0, max(len(sites) - 2, 0))
+    """Return the training site left of each validation site, and the fraction of the way to the next one."""
+    sites, wanted = task["sites"], task["validation_sites"]
+    left = (torch.searchsorted(sites, wanted, right=True) - 1).clamp(0, max(len(sites) - 2, 0))
     if len(sites) == 1:
-        return left, torch.zeros_like(asked)
-    return left, ((asked - sites[left]) / (sites[left + 1] - sites[left])).clamp(0, 1)
+        return left, torch.zeros_like(wanted)
+    return left, ((wanted - sites[left]) / (sites[left + 1] - sites[left])).clamp(0, 1)
 
 
 def _sum_of_squares(residual: Tensor, sample: Sample | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""(I + λK) β = y for many lanes at once, K the stiffness of a chain: one factorisation gives β and dβ/dλ."""
+"""Solver of (I + λK) β = y for many lanes at once, K the stiffness of a chain; one factorisation gives β and dβ/dλ."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 def solve_chain(values: Tensor, stiffness: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """β and dβ/dλ, exactly.
+    """Return β and dβ/dλ, exactly.
 
     K = Dᵀ diag(k) D with the differences D. With s = λ k_i the pivots of I + λK are s + e_i, e_1 = 1 and
     e_{i+1} = 1 + s e_i / (s + e_i): nothing is ever subtracted, so there is no cancellation however large λ is.
@@ -25,7 +25,7 @@ def solve_chain(values: Tensor, stiffness: Tensor, weight: Tensor) -> tuple[Tens
         weight: λ ``[lanes]``, positive.
     """
     if values.device.type == "cpu" and values.dtype == torch.float64:
-        # [n, lanes]: the recurrence runs along n and vectorises over lanes. A copy only where memory is not like that.
+        # [n, lanes]: the recurrence runs along n and vectorises over lanes; copied only where the layout is another.
         y = values.detach().T.contiguous().numpy()
         solution, derivative = _compiled()(y, stiffness.contiguous().numpy(), weight.detach().contiguous().numpy())
         return torch.from_numpy(solution).T, torch.from_numpy(derivative).T
@@ -34,11 +34,11 @@ def solve_chain(values: Tensor, stiffness: Tensor, weight: Tensor) -> tuple[Tens
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    import numba  # takes most of a second: only for those who need it
+    import numba  # takes most of a second, and only the spline needs it
 
     try:
         compiled: Callable[..., Any] = numba.njit(cache=True)(_solve_rows)
-    except RuntimeError:  # there is no folder that could hold the cache
+    except RuntimeError:  # no writable folder for the cache
         compiled = numba.njit(_solve_rows)
     return compiled
 
@@ -79,7 +79,7 @@ def _solve_rows(values: Array, stiffness: Array, weight: Array) -> Any:
         for j in range(lanes):
             s = weight[j] * stiffness[i]
             derivative[i, j] = (s * derivative[i + 1, j] - derivative[i, j]) * inverse[i, j]
-    # Σβ = Σy for every λ, so the derivative sums to zero: what rounding left of a common shift is taken out
+    # Σβ = Σy for every λ, so the derivative sums to zero: subtract the common shift that rounding has left
     rest[:] = 0
     for i in range(n):
         for j in range(lanes):
@@ -91,7 +91,7 @@ def _solve_rows(values: Array, stiffness: Array, weight: Array) -> Any:
 
 
 def _solve_anywhere(values: Tensor, stiffness: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The same recurrence in torch, for other devices and types."""
+    """Return the same by torch operations, for other devices and dtypes."""
     n = values.shape[1]
     rest, inverse = torch.ones_like(weight), []
     scaled = weight.unsqueeze(-1) * stiffness.to(values)

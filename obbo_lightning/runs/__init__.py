@@ -1,1 +1,1 @@
-"""What a run is on disk."""
+"""Files of a run."""

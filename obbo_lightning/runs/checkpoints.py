@@ -1,4 +1,4 @@
-"""Checkpoints on disk: found, verified, read. No Lightning: whoever uses what was learned need not have it."""
+"""Find, verify and read checkpoints, without Lightning, which predictions do not need."""
 
 import hashlib
 import os
@@ -15,14 +15,14 @@ class CheckpointError(ValueError):
 
 
 def read_checkpoint(path: str | os.PathLike[str], map_location: Any = None) -> dict[str, Any]:
-    """A checkpoint's content; where there is a checksum beside it, the file must be what was written."""
+    """Return the content of a checkpoint; verify it where there is a checksum beside it."""
     file = Path(path)
     if checksum_file(file).is_file() or not file.is_file():
         verify_checkpoint(file)
     try:
-        # Tensors and plain values, whatever Lightning's version or the environment would have torch.load do.
+        # Tensors and plain values only, for every version of Lightning and every environment variable of torch.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickles that torch did not write; they are refused in a moment
+            warnings.simplefilter("ignore")  # about pickles that torch did not write; they are refused below
             checkpoint: dict[str, Any] = torch.load(file, map_location=map_location or "cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(f"checkpoint {file} holds more than tensors and plain values: not read") from None
@@ -35,12 +35,12 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = None) -> d
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """All checkpoints of the run itself, oldest first."""
+    """Return the checkpoints that the run itself wrote, oldest first."""
     return sorted(directory.glob("round-*.ckpt"))
 
 
 def newest_checkpoint(directory: Path) -> Path:
-    """The newest checkpoint; refuses a damaged one and names the one before it."""
+    """Return the newest checkpoint; refuse a damaged one and name the one before it."""
     found = list_checkpoints(directory)
     if not found:
         raise CheckpointError(f"no checkpoint in {directory}: the run was stopped before its first one; start it again")
@@ -61,7 +61,7 @@ def _other(older: list[Path]) -> str:
 
 
 def verify_checkpoint(path: Path) -> Path:
-    """Return ``path`` if the file is what was written."""
+    """Return ``path`` if the file has its checksum."""
     if not path.is_file():
         raise CheckpointError(f"checkpoint {path} does not exist")
     checksum = checksum_file(path)
@@ -73,10 +73,10 @@ def verify_checkpoint(path: Path) -> Path:
 
 
 def checksum_file(path: Path) -> Path:
-    """Where the checksum of a checkpoint is."""
+    """Return the path of the checksum of a checkpoint."""
     return path.with_suffix(".sha256")
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

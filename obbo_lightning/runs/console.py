@@ -1,19 +1,19 @@
-"""The terminal, on which words that others chose are text."""
+"""Console that escapes untrusted strings."""
 
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from obbo_lightning.foreign_text import visible
+from obbo_lightning.escaping import escape_terminal
 
 
 class PlainConsole(Console):
-    """Rich without markup: ``[red]`` in a name is shown as it stands, and so are escape sequences."""
+    """Rich console without markup: ``[red]`` in a name and escape sequences are shown as text."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Every string comes through here: what is printed, and the cells and titles of tables."""
-        return super().render_str(visible(text), **{**options, "markup": False, "emoji": False})
+        """Escape a string; Rich calls this for everything it prints, cells and titles of tables included."""
+        return super().render_str(escape_terminal(text), **{**options, "markup": False, "emoji": False})

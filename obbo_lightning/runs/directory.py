@@ -1,34 +1,39 @@
-"""Where a run keeps its files."""
+"""Files of a run, and how they are written."""
 
 import contextlib
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from obbo_lightning.config.files import Config, ConfigError, require_few_values
+
 
 class RunDirectory:
-    """``<output>/<experiment>/<algorithm>-<time>/``: config, metrics, timings, checkpoints, summary, figures."""
+    """Paths of the files of a run in ``<output>/<experiment>/<algorithm>-<time>/``."""
 
     def __init__(self, path: Path) -> None:
-        self.settle(path)
+        self.set_path(path)
 
-    def settle(self, path: Path) -> None:
-        """Be at ``path``: other ranks learn from rank 0 where the run lives."""
+    def set_path(self, path: Path) -> None:
+        """Set the path: other ranks get it from rank 0."""
         self.path = path
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
         self.outer = path / "outer.csv"
         self.timings = path / "timings.csv"
         self.baselines = path / "baselines.csv"
-        self.tests = path / "tests.csv"
-        self.tasks = path / "tasks.csv"
-        self.sources = path / "sources.json"
-        self.state = path / "state.json"
-        self.manifest = path / "manifest.json"
+        self.test_scores = path / "test_scores.csv"
+        self.fingerprints = path / "fingerprints.csv"
+        self.lock = path / ".lock"
+        self.status = path / "status.json"
+        self.provenance = path / "provenance.json"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
         self.validation = path / "validation.json"
@@ -39,7 +44,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, output: str, experiment: str, algorithm: str) -> "RunDirectory":
-        """Make a new one; two runs never share one, also when they start in the same second."""
+        """Make a new directory; two runs never share one, also when they start in the same second."""
         parent = Path(output) / experiment
         stem = f"{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         for attempt in range(1, 1000):
@@ -57,14 +62,14 @@ class RunDirectory:
                     f"output must be a directory that can be written, got {output!r}: {error.strerror}"
                 ) from None
             return cls(path)
-        raise ValueError(f"output has no free name left for {parent / stem}")
+        raise ValueError(f"output must have a free name for {parent / stem}, got none")
 
     @classmethod
     def existing(cls, path: str | Path) -> "RunDirectory":
-        """An earlier run's."""
+        """Return the directory of an existing run; refuse what is none."""
         run = cls(Path(path))
         if not run.config.is_file():
-            raise ValueError(f"{path} is no run directory: it has no {run.config.name}")
+            raise ValueError(f"{path} must be a run directory, got one without {run.config.name}")
         folders = (run.path, run.checkpoints, run.figures)
         inside = run.checkpoints.glob("round-*")
         for place in (place for place in (*vars(run).values(), *inside) if place.exists()):
@@ -74,7 +79,7 @@ class RunDirectory:
 
     @classmethod
     def newest(cls, path: str | Path) -> "RunDirectory":
-        """An earlier run's; of a folder with several below, the one that began last."""
+        """Return the directory of an existing run, or the newest one below a folder."""
         below = sorted(Path(path).rglob("config.yaml"), key=lambda config: config.stat().st_mtime)
         if (Path(path) / "config.yaml").is_file() or not below:
             return cls.existing(path)
@@ -82,30 +87,50 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """A run is finished when its summary exists."""
+        """Whether the run is finished: its summary is written last."""
         return self.summary.is_file()
 
+    def discard(self) -> None:
+        """Remove a new directory in which no run was started, and parent folders that are empty without it."""
+        if not self.config.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+            for folder in list(self.path.parents)[:2]:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """The last thing a run does, at once or not at all."""
+        """Write summary.json, the last file of a run."""
         write_atomically(self.summary, summary_text(summary))
 
 
+def read_config(run: RunDirectory) -> Config:
+    """Return what config.yaml of a run holds."""
+    try:
+        config: Config = yaml.safe_load(run.config.read_text())
+        require_few_values(config, str(run.config))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as damage:
+        raise ConfigError(f"{run.config} cannot be read: {type(damage).__name__}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{run.config} must hold the configuration of a run, got something else")
+    return config
+
+
 def summary_text(summary: dict[str, Any]) -> str:
-    """As summary.json has it."""
+    """Return the content of summary.json."""
     return json.dumps(summary, indent=2) + "\n"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content in one step that survives a loss of power."""
+    """Replace the content of a file in one step that survives a power cut."""
     with replacing(path) as aside:
         aside.write_text(text)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """An empty file to write beside ``path``, which takes its place at the end, file and folder synced.
+    """Yield an empty file beside ``path`` that takes its place at the end, with file and folder synced.
 
-    Its name cannot be guessed and it is made anew, so that no link that somebody has put there is followed.
+    Its name cannot be guessed and it must not exist, so that no planted link is followed.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666))
@@ -120,7 +145,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """What was written to a file, or which files a folder has, survives anything."""
+    """Write a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

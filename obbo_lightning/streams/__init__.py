@@ -1,1 +1,24 @@
-"""Where tasks come from."""
+"""Streams: where tasks come from."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "stream": ["Metric", "Stream"],
+        "tasks": ["TaskSequence", "Tasks"],
+        "few_shot.stream": ["FewShotStream"],
+        "few_shot.synthetic": ["SyntheticStream"],
+        "few_shot.fc100": ["FC100Stream"],
+        "few_shot.images": ["ImageFolderStream"],
+        "few_shot.vectors": ["ExampleStream"],
+        "few_shot.learn2learn": ["LearnToLearnStream", "LearnToLearnTasks"],
+        "labelled.sources": ["SourcesStream"],
+        "labelled.imbalance": ["ImbalanceStream"],
+        "labelled.regularization": ["RegularizationStream"],
+        "tabular.forgetting": ["ForgettingStream"],
+        "market.stream": ["MarketStream"],
+        "arriving.follow": ["FollowStream"],
+        "quadratic": ["QuadraticStream", "QuadraticTasks"],
+    },
+)

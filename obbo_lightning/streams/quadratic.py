@@ -24,7 +24,7 @@ class Variation(NamedTuple):
     v1: Tensor
 
 
-class QuadraticStream(TaskSequence):
+class QuadraticTasks(TaskSequence):
     """Task t of a `Quadratic` problem: b_t = b + drift t^{−1/2} ξ_t, c_t = c + drift t^{−1/2} ξ'_t, ξ unit vectors.
 
     So H_{2,T} = O(log T) and V_{1,T} = O(√T): sublinear, as the theorems ask. ℓ_{g,1} = 1 and μ_g = 1/κ_g.
@@ -41,7 +41,7 @@ class QuadraticStream(TaskSequence):
         seed: of everything.
         dtype: of everything.
 
-    >>> stream = QuadraticStream(condition_number=10, rounds=3)
+    >>> stream = QuadraticTasks(condition_number=10, rounds=3)
     >>> len(stream), sorted(stream[0]), stream[0]["b"].shape
     (3, ['b', 'c'], torch.Size([1, 8]))
     """
@@ -137,7 +137,7 @@ class QuadraticStream(TaskSequence):
         return vector / vector.norm()
 
 
-class QuadraticData(Stream):
+class QuadraticStream(Stream):
     """A quadratic stream as ``--data quadratic``: exact regret, and test tasks from far down the same stream.
 
     Args:
@@ -151,10 +151,10 @@ class QuadraticData(Stream):
     """
 
     problem_type = Quadratic
-    decided = ("inner_matrix", "coupling", "ridge", "noise")
+    derived_arguments = ("inner_matrix", "coupling", "ridge", "noise")
     rates_over = "condition_number"
     FAR = 1_000_000
-    train: QuadraticStream
+    train: QuadraticTasks
 
     def __init__(
         self,
@@ -166,14 +166,14 @@ class QuadraticData(Stream):
         radius: float = 10.0,
         seed: int = 0,
     ) -> None:
-        self.train = QuadraticStream(
+        self.train = QuadraticTasks(
             condition_number, self.FAR, 1, outer_dim, inner_dim, drift, noise, radius, seed, torch.float64
         )
         self.validation = Tasks(lambda t: self.train.task(self.FAR + t), 600)
         self.test = Tasks(lambda t: self.train.task(2 * self.FAR + t), 600)
 
-    def facts(self) -> dict[str, Any]:
-        return {name: getattr(self.train.problem, name) for name in self.decided}
+    def task_spec(self) -> dict[str, Any]:
+        return {name: getattr(self.train.problem, name) for name in self.derived_arguments}
 
     def start(self, problem: Problem, seed: int) -> Tensor:
         """λ_1 = 0."""

@@ -1,1 +1,1 @@
-"""The Lightning shell: it holds state and calls the core."""
+"""Runs and tuning through Lightning."""

@@ -1,4 +1,4 @@
-"""How the process gets its memory."""
+"""Memory allocation of the process."""
 
 import ctypes
 import platform
@@ -7,11 +7,11 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # names and numbers 
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep what tensors free instead of giving it back to the system and asking for it again.
+    """Let glibc keep freed memory instead of returning it to the system and allocating it again.
 
     A round frees and allocates the same few hundred megabytes many times, and pays with page faults: on 2 CPU cores a
-    product with the Hessian of an FC100 task took 112 ms without and 65 ms with this. Changes speed and nothing else.
-    Returns whether there was a glibc to tell.
+    product with the Hessian of an FC100 task took 112 ms without and 65 ms with this. Changes speed only.
+    Returns whether there was a glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there: written aside, checksummed, renamed."""
+"""Checkpoints that are either complete or absent: written aside, checksummed, renamed."""
 
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ PLAIN = (bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device, 
 
 
 class ExactCheckpoints(TorchCheckpointIO):
-    """Lightning's plugin for files that survive anything: ``Trainer(plugins=[ExactCheckpoints()])``.
+    """Lightning plugin for crash-safe checkpoints: ``Trainer(plugins=[ExactCheckpoints()])``.
 
-    A checkpoint is written aside, synced to the disk, given a checksum beside it, and then renamed: whatever has its
-    name is complete. What is read is checked against its checksum, and holds tensors and plain values only.
+    A checkpoint is written aside, synced to the disk, given a checksum beside it, and then renamed: a file with its
+    final name is complete. A checkpoint is verified before it is read, and holds tensors and plain values only.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -31,17 +31,17 @@ class ExactCheckpoints(TorchCheckpointIO):
             write_atomically(checksum_file(final), digest(aside) + "\n")  # before the checkpoint has its name
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read what `save_checkpoint` wrote; tensors and plain values, whatever ``weights_only`` says."""
+        """Read tensors and plain values, for every value of ``weights_only``."""
         return read_checkpoint(path, map_location)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Both files."""
+        """Remove the checkpoint and its checksum."""
         super().remove_checkpoint(path)
         checksum_file(Path(path)).unlink(missing_ok=True)
 
 
 def save_checkpoint(trainer: L.Trainer, directory: Path) -> None:
-    """Save the trainer's state under the number of rounds played, and keep the last two of these."""
+    """Save the trainer's state under the number of finished rounds, and keep the last two checkpoints."""
     trainer.save_checkpoint(directory / f"round-{trainer.global_step:08d}.ckpt")
     if trainer.is_global_zero:
         for old in list_checkpoints(directory)[:-KEPT]:
@@ -49,7 +49,7 @@ def save_checkpoint(trainer: L.Trainer, directory: Path) -> None:
 
 
 def _require_plain(value: Any, where: str) -> None:
-    """Refuse to save what could not be loaded again."""
+    """Refuse to save what could not be loaded."""
     if isinstance(value, dict):
         for key, one in value.items():
             _require_plain(one, f"{where}.{key}")
@@ -58,4 +58,4 @@ def _require_plain(value: Any, where: str) -> None:
             _require_plain(one, where)
     elif not (value is None or isinstance(value, PLAIN)) or type(value).__module__ == "numpy":
         found = type(value).__name__
-        raise CheckpointError(f"{where} must hold tensors and plain values to be loaded again, got {found}")
+        raise CheckpointError(f"{where} must hold tensors and plain values, got {found}")

@@ -1,48 +1,48 @@
-"""Tasks one after another, from any stream."""
+"""The DataModule: tasks of any stream, in order, from the next round on."""
 
 import contextlib
 import copy
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import lightning as L
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from obbo_lightning.core.distributed import tasks_of_rank
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.streams.stream import Stream
 from obbo_lightning.streams.tasks import has_random_access
-from obbo_lightning.training.ranks import slots_of
 
 
 class InOrder(IterableDataset[Any]):
     """Some items of a sequence, in order for any number of loader processes.
 
-    Lightning leaves an iterable dataset as it is: it would give every rank a part of anything else.
+    Iterable, because Lightning would give every rank a part of any other dataset.
 
     Args:
         items: random access.
-        places: which of them, in order.
-        length: what `len` says; after a resume Lightning counts on from the rounds that were played.
+        indices: of the items, in order.
+        length: what `len` returns; after a resume Lightning continues to count from the finished rounds.
     """
 
-    def __init__(self, items: Any, places: range, length: int) -> None:
-        self.items, self.places, self.length = items, places, length
+    def __init__(self, items: Any, indices: range, length: int) -> None:
+        self.items, self.indices, self.length = items, indices, length
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        mine = self.places if worker is None else self.places[worker.id :: worker.num_workers]
-        return (self.items[t] for t in mine)
+        own = self.indices if worker is None else self.indices[worker.id :: worker.num_workers]
+        return (self.items[t] for t in own)
 
 
-class Rounds:
-    """Round t has the tasks tn … tn + n − 1 of a sequence, whoever computes them; here are those of ``slots``."""
+class RoundSequence:
+    """Rounds of a sequence of tasks: round t has the tasks tn … tn + n − 1, of which ``slots`` are this process's."""
 
     def __init__(self, tasks: Sequence[Task], tasks_per_round: int, slots: range) -> None:
         self.tasks, self.tasks_per_round, self.slots = tasks, tasks_per_round, slots
@@ -51,21 +51,21 @@ class Rounds:
         return [self.tasks[t * self.tasks_per_round + slot] for slot in self.slots]
 
 
-_BEGUN: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()  # iterators that were drawn from
+_USED: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()  # iterators that gave a task
 
 
 class ArrivingRounds(IterableDataset[list[Task]]):
-    """Rounds of tasks that arrive one after the other: an iterable of tasks, which may be endless.
+    """Rounds of an iterable of tasks, which may be endless.
 
-    An iterator with ``state_dict`` says where it is; otherwise the tasks of rounds that were played are passed over.
+    An iterator with ``state_dict`` continues from its state; for any other the tasks of finished rounds are skipped.
 
     Args:
         tasks: makes the iterator.
-        rounds: how many are played; None: until there are no more.
+        rounds: number of rounds; None: until there are no more tasks.
         tasks_per_round: n.
-        slots: which of a round's tasks this process computes.
-        played: rounds that were played before.
-        state: of the iterator after them, where it had one.
+        slots: indices of a round's tasks that this process computes.
+        finished: number of rounds before.
+        state: of the iterator after them, where it has one.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class ArrivingRounds(IterableDataset[list[Task]]):
         rounds: int | None,
         tasks_per_round: int,
         slots: range,
-        played: int = 0,
+        finished: int = 0,
         state: Any = None,
     ) -> None:
         self.tasks, self.rounds, self.tasks_per_round, self.slots = tasks, rounds, tasks_per_round, slots
-        self.played, self.state = played, state
-        self._states: deque[tuple[int, Any]] = deque(maxlen=4)  # loaders may be a round or two ahead
+        self.finished, self.state = finished, state
+        self._states: deque[tuple[int, Any]] = deque(maxlen=4)  # a loader may be a round or two ahead
 
     def __len__(self) -> int:
         if self.rounds is None:
-            raise TypeError("a stream that arrives has no length")
+            raise TypeError("an arriving stream has no length")
         return self.rounds
 
     def __iter__(self) -> Iterator[list[Task]]:
@@ -92,14 +92,14 @@ class ArrivingRounds(IterableDataset[list[Task]]):
         arriving = iter(self.tasks)
         if self.state is not None:
             arriving.load_state_dict(self.state)  # type: ignore[attr-defined]
-        elif self.played and id(arriving) in _BEGUN:
-            raise ValueError("a stream without state_dict must be made anew to go on with it, got one that was used")
+        elif self.finished and id(arriving) in _USED:
+            raise ValueError("a stream without state_dict must be a new iterator to continue, got one that was used")
         else:
-            deque(islice(arriving, self.played * self.tasks_per_round), maxlen=0)  # played already
+            deque(islice(arriving, self.finished * self.tasks_per_round), maxlen=0)  # finished rounds
         if arriving is self.tasks:
-            with contextlib.suppress(TypeError):  # some of Python's own cannot be watched
-                _BEGUN[id(arriving)] = arriving
-        done = self.played
+            with contextlib.suppress(TypeError):  # some built-in iterators cannot be referenced weakly
+                _USED[id(arriving)] = arriving
+        done = self.finished
         while self.rounds is None or done < self.rounds:
             tasks = list(islice(arriving, self.tasks_per_round))
             if len(tasks) < self.tasks_per_round:
@@ -110,42 +110,23 @@ class ArrivingRounds(IterableDataset[list[Task]]):
             yield [tasks[slot] for slot in self.slots]
 
     def state_after(self, rounds: int) -> Any:
-        """Where the iterator was after so many rounds; None where it cannot say."""
-        begun_with = self.state if rounds == self.played else None
-        return next((state for done, state in self._states if done == rounds), begun_with)
-
-
-class Seen(DataLoader[Any]):
-    """A loader that shows what it serves, in the order of the rounds and before any of it is changed.
-
-    Args:
-        dataset: the rounds.
-        first: number of the first one.
-        show: is called with the number of a round and its tasks.
-        options: of the loader.
-    """
-
-    def __init__(self, dataset: IterableDataset[Any], first: int, show: Callable[..., None], **options: Any) -> None:
-        super().__init__(dataset, **options)
-        self.first, self.show = first, show
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for t, tasks in enumerate(super().__iter__(), self.first):
-            self.show(t, tasks)
-            yield tasks
+        """Return the state of the iterator after so many rounds; None where it has none."""
+        initial = self.state if rounds == self.finished else None
+        return next((state for done, state in self._states if done == rounds), initial)
 
 
 class StreamDataModule(L.LightningDataModule):
-    """Serves the tasks of a stream, those of one round a batch, in order, from the round that is next.
+    """Serves the tasks of a stream in order, one batch per round, from the next round on.
 
     Args:
         stream: a `Stream`, or training tasks: a sequence, or any iterable, which may be endless.
-        rounds: T, how many rounds are played; None: as many as there are tasks for.
+        rounds: T, number of rounds; None: as many as there are tasks for.
         validation: tasks for ``validate``; those of the stream where this is None.
         test: tasks for ``test``; those of the stream where this is None.
-        judged: how many of the validation and test tasks are used; all of them where this is None.
+        evaluation_tasks: how many of the validation and test tasks are used; all of them where this is None.
         workers: loader processes; any number gives the same stream.
         tasks_per_round: n, in all processes together.
+        record_fingerprints: compute the fingerprints of each round's tasks, for `pop_fingerprints`.
     """
 
     def __init__(
@@ -154,9 +135,10 @@ class StreamDataModule(L.LightningDataModule):
         rounds: int | None = None,
         validation: Sequence[Task] | None = None,
         test: Sequence[Task] | None = None,
-        judged: int | None = None,
+        evaluation_tasks: int | None = None,
         workers: int = 0,
         tasks_per_round: int = 1,
+        record_fingerprints: bool = False,
     ) -> None:
         super().__init__()
         self.stream = stream if isinstance(stream, Stream) else None
@@ -165,62 +147,89 @@ class StreamDataModule(L.LightningDataModule):
         self.test = getattr(self.stream, "test", ()) if test is None else test
         self.tasks_per_round = at_least("tasks_per_round", tasks_per_round, 1)
         self.rounds = rounds if rounds is None else at_least("rounds", rounds, 1)
-        self.judged = judged
+        self.evaluation_tasks = evaluation_tasks
         self.workers = at_least("workers", workers, 0)
-        self.show: Callable[[int, list[Task]], None] = lambda t, tasks: None  # every round's tasks, before it is played
+        self._record_fingerprints = record_fingerprints and self.stream is not None
+        self._fingerprints: dict[int, str] = {}
         self._arriving: ArrivingRounds | None = None
         self._state: Any = None
         if has_random_access(self.train):
             enough = len(self.train) // tasks_per_round
             if rounds is not None and rounds > enough:
                 raise ValueError(
-                    f"rounds must be at most the stream's {len(self.train)} tasks, {tasks_per_round} a round, "
-                    f"got {rounds}: say --rounds {enough}"
+                    f"rounds must be at most the stream's {len(self.train)} tasks, {tasks_per_round} per round, "
+                    f"got {rounds}: use --rounds {enough}"
                 )
             self.rounds = rounds or enough
         elif workers:
             raise ValueError(f"workers must be 0 for a stream that arrives task by task, got {workers}")
 
-    def train_dataloader(self) -> DataLoader[list[Task]]:
-        """The rounds that are still to be played."""
-        slots = slots_of(*self._rank(), self.tasks_per_round)
-        played = self.trainer.global_step if self.trainer else 0
+    def train_dataloader(self) -> Iterable[list[Task]]:
+        """Return a loader of the remaining rounds."""
+        slots = tasks_of_rank(*self._rank(), self.tasks_per_round)
+        finished = self.trainer.global_step if self.trainer else 0
+        dataset: IterableDataset[Any]
         if has_random_access(self.train):
             assert self.rounds is not None
-            rounds = Rounds(self.train, self.tasks_per_round, slots)
-            return self._seen(InOrder(rounds, range(played, self.rounds), self.rounds), played)
-        self._arriving = ArrivingRounds(self.train, self.rounds, self.tasks_per_round, slots, played, self._state)
-        return self._seen(self._arriving, played)
+            rounds = RoundSequence(self.train, self.tasks_per_round, slots)
+            dataset = InOrder(rounds, range(finished, self.rounds), self.rounds)
+        else:
+            dataset = self._arriving = ArrivingRounds(
+                self.train, self.rounds, self.tasks_per_round, slots, finished, self._state
+            )
+        loader = self._loader(dataset)
+        return _Fingerprinting(loader, self, finished) if self._record_fingerprints else loader
 
     def val_dataloader(self) -> DataLoader[Task]:
-        """Validation tasks."""
-        return self._judging(self.validation)
+        """Return a loader of this rank's validation tasks."""
+        return self._evaluation_loader(self.validation)
 
     def test_dataloader(self) -> DataLoader[Task]:
-        """Test tasks."""
-        return self._judging(self.test)
+        """Return a loader of this rank's test tasks."""
+        return self._evaluation_loader(self.test)
+
+    def record_fingerprints(self, t: int, tasks: Sequence[Task]) -> None:
+        """Compute the fingerprints of round t (from 0), before Lightning changes device or precision of the tasks."""
+        assert self.stream is not None
+        first = t * self.tasks_per_round
+        self._fingerprints[t + 1] = " ".join(self.stream.fingerprint(first + i, task) for i, task in enumerate(tasks))
+
+    def pop_fingerprints(self, rounds: int) -> str | None:
+        """Return the fingerprints of the round with this number (from 1), and forget them."""
+        return self._fingerprints.pop(rounds, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where an arriving stream is after the rounds that were played."""
-        played = self.trainer.global_step if self.trainer else 0
-        return {"stream": self._state if self._arriving is None else self._arriving.state_after(played)}
+        """Return the state of an arriving stream after the finished rounds."""
+        finished = self.trainer.global_step if self.trainer else 0
+        return {"stream": self._state if self._arriving is None else self._arriving.state_after(finished)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from `state_dict`."""
         self._state = state_dict["stream"]
 
-    def _judging(self, tasks: Sequence[Task]) -> DataLoader[Task]:
-        """Each rank judges some of them."""
+    def _evaluation_loader(self, tasks: Sequence[Task]) -> DataLoader[Task]:
         rank, ranks = self._rank()
-        count = len(tasks) if self.judged is None else min(self.judged, len(tasks))
-        places = range(rank, count, ranks)
-        return self._loader(InOrder(tasks, places, len(places)))
+        count = len(tasks) if self.evaluation_tasks is None else min(self.evaluation_tasks, len(tasks))
+        indices = range(rank, count, ranks)
+        return self._loader(InOrder(tasks, indices, len(indices)))
 
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    def _seen(self, dataset: IterableDataset[Any], first: int) -> DataLoader[Any]:
-        return Seen(dataset, first, self.show, batch_size=None, num_workers=self.workers)
-
     def _loader(self, dataset: IterableDataset[Any]) -> DataLoader[Any]:
         return DataLoader(dataset, batch_size=None, num_workers=self.workers)
+
+
+class _Fingerprinting:
+    """Loader that records the fingerprints of what it serves, in the order of the rounds."""
+
+    def __init__(self, loader: DataLoader[Any], data: StreamDataModule, first: int) -> None:
+        self.loader, self.data, self.first = loader, data, first
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for t, tasks in enumerate(self.loader, self.first):
+            self.data.record_fingerprints(t, tasks)
+            yield tasks

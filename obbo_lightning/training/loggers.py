@@ -1,4 +1,4 @@
-"""Loggers beside metrics.csv: W&B (online, or offline where there is no login or network) and TensorBoard."""
+"""Loggers beside metrics.csv: W&B (offline where there is no login or network) and TensorBoard."""
 
 import netrc
 import os
@@ -11,55 +11,56 @@ from urllib.request import getproxies, proxy_bypass
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 
-from obbo_lightning.parts import short_name
+from obbo_lightning.config.files import Config
+from obbo_lightning.config.registry import short_name
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 
-PATIENCE = 6  # seconds with W&B, before a run goes on without
+PATIENCE = 6  # seconds to wait for W&B
 
 
-def make_logger(settings: dict[str, Any], run: RunDirectory, console: Console) -> Logger | None:
-    """The logger that the settings name; None for metrics.csv alone."""
-    if settings["logger"] == "tensorboard":
+def make_logger(config: Config, run: RunDirectory, console: Console) -> Logger | None:
+    """Return the logger that the configuration names; None for metrics.csv only."""
+    if config["logger"] == "tensorboard":
         return TensorBoardLogger(save_dir=run.path, name="tensorboard", version="")
-    if settings["logger"] == "wandb":
-        return _make_wandb(settings, run, console)
+    if config["logger"] == "wandb":
+        return _make_wandb(config, run, console)
     return None
 
 
-def _make_wandb(settings: dict[str, Any], run: RunDirectory, console: Console) -> WandbLogger:
+def _make_wandb(config: Config, run: RunDirectory, console: Console) -> WandbLogger:
     import wandb
 
-    wanted = settings["wandb"]
+    wanted = config["wandb"]
     options: dict[str, Any] = {
         "project": wanted["project"] or os.environ.get("WANDB_PROJECT") or "obbo_lightning",
         "name": wanted["name"] or run.path.name,
-        "group": wanted["group"] or settings["experiment"],
-        "tags": wanted["tags"] or [short_name(settings[part]["name"]) for part in ("algorithm", "data")],
+        "group": wanted["group"] or config["experiment"],
+        "tags": wanted["tags"] or [short_name(config[key]["name"]) for key in ("algorithm", "data")],
         "save_dir": run.path,
-        "config": settings,
+        "config": config,
         "id": _identity(run),
         "resume": "allow",
     }
     if not has_login() or not can_be_reached():
-        os.environ["WANDB_MODE"] = "offline"  # otherwise W&B would ask, or wait, or give up
-    # A network is not waited for; W&B's own process is, which a busy machine starts slowly.
+        os.environ["WANDB_MODE"] = "offline"  # otherwise W&B would ask, wait or give up
+    # Do not wait for a network, but for W&B's own process, which starts slowly on a busy machine.
     patience: dict[str, Any] = {"init_timeout": PATIENCE} if os.environ.get("WANDB_MODE", "online") == "online" else {}
     try:
         logger = WandbLogger(settings=wandb.Settings(silent=True, **patience), **options)
         experiment = logger.experiment
-    except Exception as error:  # a key, a project or a tag that it does not like, a network: all have their own
+    except Exception as error:  # an invalid key, project or tag, or the network: each has its own exception
         console.print(f"W&B cannot be reached ({type(error).__name__}): logging offline")
         os.environ["WANDB_MODE"] = "offline"
         logger = WandbLogger(settings=wandb.Settings(silent=True), **options)
         experiment = logger.experiment
-    # The round is the x axis of everything.
+    # The round is the x axis of every chart.
     experiment.define_metric("round")
     experiment.define_metric("*", step_metric="round")
     return logger
 
 
 def has_login() -> bool:
-    """Whether W&B would let us in without asking."""
+    """Return whether there are credentials for W&B."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
@@ -70,9 +71,9 @@ def has_login() -> bool:
 
 
 def can_be_reached() -> bool:
-    """Whether somebody answers where W&B is, or at the proxy before it: W&B itself would wait for much longer."""
+    """Return whether W&B's server, or the proxy before it, accepts connections; W&B itself would wait longer."""
     if os.environ.get("WANDB_MODE", "online") != "online":
-        return True  # nobody is asked
+        return True  # no server is needed
     server = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
     proxy = getproxies().get(server.scheme)
     if proxy and not proxy_bypass(server.hostname or ""):
@@ -86,7 +87,7 @@ def can_be_reached() -> bool:
 
 
 def _identity(run: RunDirectory) -> str:
-    """The W&B run's id, kept beside the run so that a resumed one goes on with it; a sweep's agent chooses its own."""
+    """Return the id of the W&B run, stored in the run directory for a resume; a sweep's agent chooses its own."""
     file = run.path / "wandb-id"
     if not file.exists():
         agents = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
@@ -95,7 +96,7 @@ def _identity(run: RunDirectory) -> str:
 
 
 def finish_logger(logger: Logger | None, run: RunDirectory, console: Console) -> None:
-    """Hand over figures and configuration, and say how an offline run is uploaded."""
+    """Upload figures and configuration, and print how an offline run is uploaded."""
     if not isinstance(logger, WandbLogger):
         return
     import wandb

@@ -10,47 +10,45 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from obbo_lightning.config.registry import untrusted_source
+from obbo_lightning.config.serialization import from_config, to_config
 from obbo_lightning.core.algorithm import Algorithm
-from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.recipes import make_again, recipe_of
-from obbo_lightning.core.rounds import Round, play
+from obbo_lightning.core.round import run_round
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least, instance_of, one_of
-from obbo_lightning.parts import only_installed
 from obbo_lightning.runs.checkpoints import read_checkpoint
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.training.evaluation import evaluate, gathered
+from obbo_lightning.training.datamodule import StreamDataModule
+from obbo_lightning.training.distributed import Processes
+from obbo_lightning.training.evaluation import evaluate, gather_scores
 from obbo_lightning.training.outer_step import BregmanOuterStep
-from obbo_lightning.training.ranks import Ranks
-from obbo_lightning.training.rows import Row, more_columns, row_of
 
 if TYPE_CHECKING:
     import polars as pl
 
-# What Lightning warns of, and is taken care of here.
-SERVED = (
+# Warnings of Lightning about what is taken care of here.
+IGNORED_WARNINGS = (
     ".*no pre-optimization state was saved.*",  # a checkpoint after the step is what a resumed stream needs
-    ".*your dataloader is not resumable.*",  # it goes on with the round that is next
-    ".*does not have many workers.*",  # a task is made faster than a round is played
+    ".*your dataloader is not resumable.*",  # it continues with the next round
+    ".*does not have many workers.*",  # making a task is faster than a round
     ".*IterableDataset.*has `__len__` defined.*",  # each loader process has its own tasks
-    ".*sync_dist=True.*",  # what is logged is the same on every rank
     ".*across ranks is zero.*",  # a stream need not have validation tasks
     ".*treespec, LeafSpec.*",  # between Lightning and torch
 )
 
 
 class OnlineBilevelModule(L.LightningModule):
-    """Plays round t on batch t with manual optimization; its one parameter is λ ``[lanes, d]``.
+    """Run round t on batch t with manual optimization; the one parameter is λ ``[lanes, d]``.
 
-    Every round's row (loss, scores, regrets, norms, calls) is logged, so loggers and callbacks see it by the names that
-    metrics.csv has: ``loss``, ``accuracy``, ``regret/euclidean``, … A checkpoint says how problem and algorithm are
-    made, so ``OnlineBilevelModule.load_from_checkpoint(path)`` needs nothing else.
+    The metrics of every round (loss, scores, regrets, norms, evaluations) reach callbacks (``callback_metrics``) and
+    loggers by the names of metrics.csv: ``loss``, ``accuracy``, ``regret/euclidean``, … A checkpoint holds how problem
+    and algorithm are constructed, so ``OnlineBilevelModule.load_from_checkpoint(path)`` needs nothing else.
 
     Args:
-        problem: what f_t and g_t are.
-        algorithm: what to do in a round.
+        problem: brings f_t and g_t.
+        algorithm: what to compute in a round.
         outer: λ_1; the problem's own where this is None.
         seed: of all randomness within rounds.
         regret_window: w_R of the reported regrets.
@@ -59,6 +57,9 @@ class OnlineBilevelModule(L.LightningModule):
         several_tasks: how one process solves several tasks: in a ``loop``, together by ``vmap``, or ``auto``: together
             on a GPU.
     """
+
+    processes: Processes
+    """What this rank computes of a round; set when fitting starts."""
 
     def __init__(
         self,
@@ -84,41 +85,55 @@ class OnlineBilevelModule(L.LightningModule):
         if start.ndim != 2 or not start.is_floating_point():
             raise ValueError(f"outer must be a floating-point tensor [lanes, d], got {start.dtype} {list(start.shape)}")
         self.outer = Parameter(start.detach().clone())
-        self.warms = [Warm() for _ in range(tasks_per_round)]  # of all tasks, and in training of this rank's
-        self.judged_from = Warm()
-        self.outer_step = BregmanOuterStep(algorithm, regret_window, on_nonfinite, problem.blocks)
-        self.played: Round | None = None
-        self.row: Row = {}
-        self._judged: list[dict[str, Tensor]] = []
+        self.states = [InnerState() for _ in range(tasks_per_round)]  # in training those of this rank's tasks
+        self.outer_step = BregmanOuterStep(regret_window, on_nonfinite)
+        self._scores: list[dict[str, Tensor]] = []
+        self._evaluation_start = InnerState()
         self._loaded_round = 0
-        algorithm.require_fit(problem)
-        # Refuses a start outside the domain here, not after the data were read.
-        self.more_columns = more_columns(problem.blocks, self.configure_optimizers())
+        algorithm.require_compatible(problem)
+        self.configure_optimizers()  # refuses a start outside the domain before any data are read
+
+    @classmethod
+    def from_data(
+        cls, data: StreamDataModule, algorithm: Algorithm, seed: int = 0, **options: Any
+    ) -> "OnlineBilevelModule":
+        """Return a module for the problem that a stream poses, from the stream's λ_1.
+
+        Args:
+            data: the stream's data module.
+            algorithm: what to compute in a round.
+            seed: of λ_1 and of all randomness within rounds.
+            options: further arguments of the constructor.
+        """
+        if data.stream is None:
+            raise ValueError("data must serve a Stream, which knows its problem, got tasks only")
+        problem = data.stream.problem()
+        start = data.stream.start(problem, seed)
+        return cls(problem, algorithm, start, seed, tasks_per_round=data.tasks_per_round, **options)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """The outer step is always there."""
-        for message in SERVED:
+        """Return the outer step, unless it is attached already."""
+        for message in IGNORED_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         attached: list[L.Callback] = [] if self._trainer is None else getattr(self.trainer, "callbacks", [])
         return [] if self.outer_step in attached else [self.outer_step]
 
     def configure_optimizers(self) -> Optimizer:
-        """The algorithm's outer rule."""
-        return self.algorithm.outer_rule(self.outer, self.problem.blocks)
+        """Return the algorithm's optimizer of λ."""
+        return self.algorithm.optimizer(self.outer, self.problem.groups)
 
     def on_fit_start(self) -> None:
-        """This rank's share of a round; a checkpoint's warm starts are of all ranks, and on the CPU."""
-        together = self.device.type == "cuda" if self.several_tasks == "auto" else self.several_tasks == "vmap"
-        ranks = Ranks(self.trainer, len(self.outer), self.tasks_per_round, together)
-        self.outer_step.ranks = ranks
-        self.warms = [warm.to(self.device) for warm in ranks.own(self.warms)]
-        self._play_once()
+        """Determine this rank's part of a round; the inner states of a checkpoint are those of all ranks."""
+        vmap = self.device.type == "cuda" if self.several_tasks == "auto" else self.several_tasks == "vmap"
+        self.processes = Processes(self.trainer, len(self.outer), self.tasks_per_round, vmap)
+        self.states = [state.to(self.device) for state in self.processes.select(self.states)]
+        self._require_one_epoch()
 
-    def _play_once(self) -> None:
-        """A stream is one epoch, whatever the Trainer was told; says so where that was something else."""
+    def _require_one_epoch(self) -> None:
+        """Set one epoch, because a stream is run once; warn where another number was asked for."""
         epochs = self.trainer.fit_loop.max_epochs
-        if epochs not in (None, -1, 1, 1000):  # 1000 is what Lightning makes of no number at all
-            warnings.warn(f"max_epochs is {epochs}, and a stream is played once: there is one epoch", stacklevel=2)
+        if epochs not in (None, -1, 1, 1000):  # 1000 is Lightning's default
+            warnings.warn(f"max_epochs is {epochs}, but a stream is run once: there is one epoch", stacklevel=2)
         self.trainer.fit_loop.max_epochs = 1
         data = getattr(self.trainer, "datamodule", None)
         served = getattr(data, "tasks_per_round", self.tasks_per_round)
@@ -129,107 +144,114 @@ class OnlineBilevelModule(L.LightningModule):
         total = getattr(data, "rounds", None)
         if total is not None and self._loaded_round >= total:
             warnings.warn(
-                f"nothing is left to play: the checkpoint is of round {self._loaded_round} of {total}", stacklevel=2
+                f"no rounds are left: the checkpoint is of round {self._loaded_round} of {total}", stacklevel=2
             )
 
-    def training_step(self, tasks: list[Task], batch_idx: int) -> None:
-        """Round t: λ_t meets its tasks, is judged on them, learns from them."""
-        step, ranks = self.outer_step.step, self.outer_step.ranks
-        if step is None or ranks is None:
+    def training_step(self, tasks: list[Task], batch_idx: int) -> dict[str, Any]:
+        """Run round t; returns the `Round` and its metrics, which callbacks may extend before they are logged."""
+        step = self.outer_step.step
+        if step is None:
             raise RuntimeError("training_step needs the BregmanOuterStep callback: run it through a Trainer")
         key = Key(self.seed, self.trainer.global_step)
-        self.played = play(self.problem, self.algorithm, step, tasks, self.warms, key, ranks.share)
-        self.warms = self.played.warms
-        if ranks.size == 1:  # several are asked when an evaluation begins
-            self.judged_from = self.warms[0]
-        self.row = {"round": self.trainer.global_step, **row_of(self.played, step.memory.fill)}
-        # ``step`` is the place on a logger's axis, which would begin at 0.
-        self.log_numbers({**self.row, "step": self.trainer.global_step})
+        finished = run_round(self.problem, self.algorithm, step, tasks, self.states, key, self.processes.shard)
+        self.states = finished.states
+        metrics = {"round": self.trainer.global_step, **finished.metrics()}
+        self._set_callback_metrics(metrics)
+        return {"round": finished, "metrics": metrics}
 
-    def log_numbers(self, numbers: Row) -> None:
-        """`log` for several numbers, with all their digits; what is None is left out."""
-        known = {name: value for name, value in numbers.items() if value is not None}
-        tensors = torch.tensor(list(known.values()), dtype=torch.float64)
-        self.log_dict(dict(zip(known, tensors, strict=True)), batch_size=1)
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log all metrics of the round in one call per logger; Lightning calls this after all callbacks.
 
-    def evaluate(self, task: Task) -> dict[str, Tensor]:
-        """Loss and scores of a task that nothing is learned from, per lane; state is not touched."""
-        return evaluate(self.problem, self.algorithm, self.outer.detach(), task, self.judged_from, self.seed)
+        `self.log` for each number would take longer than a small round itself.
+        """
+        every = getattr(self.trainer, "log_every_n_steps", 1)  # Lightning sets it, without a type
+        if self.trainer.global_step % max(1, every) == 0:
+            known = {name: value for name, value in outputs["metrics"].items() if value is not None}
+            for logger in self.trainer.loggers:
+                logger.log_metrics(known, step=self.trainer.global_step)
 
-    def gather_start(self) -> None:
-        """Where evaluations start, on every rank: the first task's inner variable, in all lanes."""
-        ranks = self.outer_step.ranks
-        if ranks is not None and self.algorithm.inner.carries:
-            self.judged_from = ranks.gather_warms(self.warms)[0].to(self.device)
+    def _set_callback_metrics(self, metrics: dict[str, Any]) -> None:
+        known = {name: value for name, value in metrics.items() if value is not None}
+        tensors = torch.tensor(list(known.values()), dtype=torch.float64).unbind()
+        self.trainer.callback_metrics.update(zip(known, tensors, strict=True))
+
+    def evaluation_start(self) -> InnerState:
+        """Return the inner state that evaluations start from: that of the first task, in all lanes, on every rank."""
+        if not self.algorithm.inner.warm_starts:
+            return InnerState()
+        states = self.processes.gather_states(self.states) if hasattr(self, "processes") else self.states
+        return states[0].to(self.device)
+
+    def evaluate(self, task: Task, start: InnerState | None = None) -> dict[str, Tensor]:
+        """Return loss and scores ``[lanes]`` of a task that λ does not learn from; no state is changed."""
+        start = self.evaluation_start() if start is None else start
+        return evaluate(self.problem, self.algorithm, self.outer.detach(), task, start, self.seed)
 
     def validation_step(self, task: Task, batch_idx: int) -> None:
         """Adapt to one validation task."""
-        self._judged.append(self.evaluate(task))
+        self._scores.append(self.evaluate(task, self._evaluation_start))
 
     def test_step(self, task: Task, batch_idx: int) -> None:
         """Adapt to one test task."""
-        self._judged.append(self.evaluate(task))
+        self._scores.append(self.evaluate(task, self._evaluation_start))
 
     def on_validation_epoch_start(self) -> None:
-        """In the middle of a stream it is the current inner variable that solvers go on from."""
-        self.gather_start()
+        """Let warm-started solvers continue from the current inner variable."""
+        self._evaluation_start = self.evaluation_start()
 
     def on_test_epoch_start(self) -> None:
         """As in a validation."""
-        self.gather_start()
+        self._evaluation_start = self.evaluation_start()
 
     def on_validation_epoch_end(self) -> None:
-        """Mean and standard error over the validation tasks."""
-        self._log_judged("validation")
+        """Log mean and standard error over the validation tasks."""
+        self._log_scores("validation")
 
     def on_test_epoch_end(self) -> None:
-        """Mean and standard error over the test tasks."""
-        self._log_judged("test")
+        """Log mean and standard error over the test tasks."""
+        self._log_scores("test")
 
-    def _log_judged(self, stage: str) -> None:
-        scores = gathered(self._judged, self.trainer.world_size)
+    def _log_scores(self, stage: str) -> None:
+        scores = gather_scores(self._scores, self.trainer.world_size)
         for name in scores[0] if scores else ():
             mean, error = mean_and_error([one[name] for one in scores])
             self.log(f"{stage}/{name}", torch.tensor(mean, dtype=torch.float64))
             if error is not None:
                 self.log(f"{stage}/{name}_se", torch.tensor(error, dtype=torch.float64))
-        self._judged = []
+        self._scores = []
 
     def network(self) -> nn.Module:
-        """The network with the current λ, as an ordinary module, for problems that have one."""
+        """Return the network with the current λ as an ordinary module, for problems that have one."""
         loaded = getattr(self.problem, "loaded_network", None)
         if loaded is None:
-            raise ValueError(f"only a problem with a network has one to give, not {type(self.problem).__name__}")
-        found: nn.Module = loaded(self.outer)
-        return found
+            raise ValueError(f"problem must have a network to return one, got {type(self.problem).__name__}")
+        network: nn.Module = loaded(self.outer)
+        return network
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Where every task's solver starts, and how all of this is made, go with the checkpoint."""
-        ranks = self.outer_step.ranks
-        warms = self.warms if ranks is None else ranks.gather_warms(self.warms)
-        checkpoint["warms"] = [warm.state_dict() for warm in warms]
-        checkpoint["recipe"] = self._recipe()
+        """Save the inner states of all tasks, how everything is constructed, and what predictions need."""
+        states = self.processes.gather_states(self.states) if hasattr(self, "processes") else self.states
+        checkpoint["inner_states"] = [state.state_dict() for state in states]
+        checkpoint["module"] = self._config()
         data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
         stream = getattr(data, "stream", None)
-        if isinstance(stream, Stream):  # what is needed to use λ when the data are gone
+        if stream is not None:  # needed to use λ where the data are not available
             checkpoint["inputs"] = stream.inputs()
-            checkpoint["lanes"] = _plain(stream.lanes)
+            checkpoint["lanes"] = _plain_columns(stream.lanes)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue from where the checkpoint's round ended."""
-        if len(checkpoint["warms"]) != self.tasks_per_round:
-            raise ValueError(
-                f"tasks_per_round must be {len(checkpoint['warms'])} to continue this run, got {self.tasks_per_round}"
-            )
-        # λ would be loaded before Lightning makes it double, and lose half of its digits.
+        states = checkpoint["inner_states"]
+        if len(states) != self.tasks_per_round:
+            raise ValueError(f"tasks_per_round must be {len(states)} to continue this run, got {self.tasks_per_round}")
+        # Lightning loads λ before it makes the module double, which would lose half of its digits.
         self.to(checkpoint["state_dict"]["outer"].dtype)
-        self.warms = [Warm(**state) for state in checkpoint["warms"]]
-        self.judged_from = self.warms[0]
+        self.states = [InnerState(**state) for state in states]
         self._loaded_round = checkpoint["global_step"]
-        _go_on_in_the_same_epoch(checkpoint["loops"]["fit_loop"])
+        _continue_epoch(checkpoint["loops"]["fit_loop"])
 
-    def _recipe(self) -> dict[str, Any]:
-        recipe: dict[str, Any] = {
+    def _config(self) -> dict[str, Any]:
+        config: dict[str, Any] = {
             "seed": self.seed,
             "regret_window": self.outer_step.regret_window,
             "on_nonfinite": self.outer_step.on_nonfinite,
@@ -238,48 +260,48 @@ class OnlineBilevelModule(L.LightningModule):
         }
         for name in ("problem", "algorithm"):
             try:
-                recipe[name] = recipe_of(getattr(self, name))
+                config[name] = to_config(getattr(self, name))
             except ValueError as reason:
-                recipe[f"no_{name}"] = str(reason)
-        return recipe
+                config[f"no_{name}"] = str(reason)
+        return config
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | os.PathLike[str], map_location: Any = None, trust: bool = False, **parts: Any
+        cls, checkpoint_path: str | os.PathLike[str], map_location: Any = None, trust: bool = False, **components: Any
     ) -> "OnlineBilevelModule":
-        """The module as it was saved: λ, its problem and its algorithm.
+        """Return the module as it was saved: λ, its problem and its algorithm.
 
         Args:
             checkpoint_path: a file of `ModelCheckpoint`, or of a run directory.
             map_location: where to put λ.
-            trust: run the code that it names (``file.py:Class``), where that is neither installed nor loaded already.
-            parts: ``problem`` or ``algorithm``, where a checkpoint cannot say how they are made (a network that was
-                given as an object has weights, but no recipe).
+            trust: import classes that the checkpoint names and that are neither ours nor installed.
+            components: ``problem`` or ``algorithm``, where a checkpoint cannot hold how they are constructed (a network
+                that was given as an object has weights, but no constructor arguments).
         """
         checkpoint = read_checkpoint(checkpoint_path, map_location)
-        recipe = checkpoint.get("recipe")
-        if recipe is None:
-            raise ValueError(f"checkpoint {checkpoint_path} is of an older version, and does not say how it is made")
+        config = checkpoint.get("module")
+        if config is None:
+            raise ValueError(f"checkpoint {checkpoint_path} must be of an OnlineBilevelModule, got another one")
         for name in ("problem", "algorithm"):
-            reason = recipe.pop(f"no_{name}", None)
-            if reason and name not in parts:
+            reason = config.pop(f"no_{name}", None)
+            if reason and name not in components:
                 raise ValueError(f"load_from_checkpoint needs {name}=…: {reason}")
-        with only_installed(None if trust else "load_from_checkpoint(…, trust=True)"):
-            made = {**make_again({k: v for k, v in recipe.items() if k not in parts}), **parts}
+        with untrusted_source(None if trust else "load_from_checkpoint(…, trust=True)"):
+            made = {**from_config({k: v for k, v in config.items() if k not in components}), **components}
         module = cls(**made, outer=checkpoint["state_dict"]["outer"])
         module.on_load_checkpoint(checkpoint)
         return module
 
 
-def _plain(lanes: "pl.DataFrame | None") -> dict[str, list[Any]] | None:
-    """Columns of numbers and words: a moment is a word."""
+def _plain_columns(lanes: "pl.DataFrame | None") -> dict[str, list[Any]] | None:
+    """Return columns of numbers and words; a timestamp is a word."""
     if lanes is None:
         return None
     return {c.name: [v if isinstance(v, (int, float, str)) else str(v) for v in c] for c in lanes}
 
 
-def _go_on_in_the_same_epoch(loop: dict[str, Any]) -> None:
-    """A stream that was ended before its end (max_steps, max_time) is not over: its epoch goes on where it was."""
+def _continue_epoch(loop: dict[str, Any]) -> None:
+    """Continue the epoch of a stream that ended early (max_steps, max_time)."""
     for scope in ("current", "total"):
         loop["epoch_progress"][scope] |= {"processed": 0, "completed": 0}
     loop["epoch_loop.batch_progress"]["is_last_batch"] = False

@@ -1,4 +1,4 @@
-"""The progress bar: round, stream and test scores, regret, speed."""
+"""The progress bar: rounds, prequential and test scores, regret, speed."""
 
 from collections import deque
 from typing import Any
@@ -7,64 +7,57 @@ import lightning as L
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from obbo_lightning.foreign_text import visible
-from obbo_lightning.training.judging import centre_and_error
-from obbo_lightning.training.module import OnlineBilevelModule
-from obbo_lightning.training.recorder import Recorder
-from obbo_lightning.training.rows import Row
-
-RECENT = 50  # rounds that the stream's average is over
+RECENT = 50  # rounds that the prequential score is averaged over
 
 
 class RoundProgress(L.Callback):
-    """One Rich bar for the run, with the module's row and the recorder's last evaluation."""
+    """One Rich bar for the run.
 
-    def __init__(self, recorder: Recorder, console: Console) -> None:
-        self.recorder = recorder
-        self.console = console
+    Args:
+        metric: the score to show.
+        console: where to show it.
+    """
+
+    def __init__(self, metric: str, console: Console) -> None:
+        self.metric, self.console = metric, console
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._progress: Progress | None = None
         self._bar = TaskID(0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show the bar where the run stands."""
+        """Show the bar at the present round."""
         if not trainer.is_global_zero:
             return
         self._progress = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=8),
-            TextColumn("{task.fields[shown]}", markup=False),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=self.console,
-            refresh_per_second=2,  # on a machine whose cores are all busy every refresh makes them wait for one another
+            refresh_per_second=2,  # every refresh takes time from a machine whose cores are all busy
         )
-        self._bar = self._progress.add_task(
-            "", total=_finite(trainer.num_training_batches), completed=trainer.global_step, shown=""
-        )
+        total = None if trainer.num_training_batches == float("inf") else trainer.num_training_batches
+        self._bar = self._progress.add_task("", total=total, completed=trainer.global_step, text="")
         self._progress.start()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move on."""
+        """Update the bar."""
         if self._progress is None:
             return
-        row, metric = _row(pl_module), self.recorder.metric
-        self._recent.append(float(row[metric] or 0.0))
-        stream, tested = sum(self._recent) / len(self._recent), self.recorder.tested
-        test = f"  test {centre_and_error(tested, len(self.recorder.test))[0]:.4g}" if tested else ""
+        metrics = outputs["metrics"]
+        self._recent.append(float(metrics[self.metric] or 0.0))
+        test = trainer.callback_metrics.get(f"test_{self.metric}")
         speed = self._progress.tasks[0].speed or self._progress.tasks[0].finished_speed or 0.0
-        shown = f"{metric} {stream:.4g}{test}  regret {row['regret/euclidean']:.3g}  {speed:.1f}/s"
-        self._progress.update(self._bar, completed=row["round"], shown=shown)
-
-    def on_wait(self, what: str) -> None:
-        """Say so."""
-        if self._progress is not None:
-            self._progress.update(self._bar, shown=visible(f"waiting for {what}"))
+        text = f"{self.metric} {sum(self._recent) / len(self._recent):.4g}"
+        text += "" if test is None else f"  test {float(test):.4g}"
+        text += f"  regret {metrics['regret/euclidean']:.3g}  {speed:.1f}/s"
+        self._progress.update(self._bar, completed=trainer.global_step, text=text)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Lightning tears nothing down after an exception."""
+        """Stop the bar, which Lightning does not do after an exception."""
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -72,14 +65,3 @@ class RoundProgress(L.Callback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
-
-
-def _row(module: L.LightningModule) -> Row:
-    if not isinstance(module, OnlineBilevelModule):
-        raise TypeError(f"the bar belongs to an OnlineBilevelModule, got {type(module).__name__}")
-    return module.row
-
-
-def _finite(length: float) -> float | None:
-    """A stream without an end has no length to show."""
-    return None if length == float("inf") else length

@@ -1,8 +1,7 @@
-"""One run, from settings to summary."""
+"""One run, from its configuration to its summary and exit code."""
 
 import os
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -11,248 +10,257 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import polars as pl
-import yaml
+from torch import Tensor
 
+from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
+from obbo_lightning.config.files import Config
+from obbo_lightning.config.trainer import with_chosen_trainer
+from obbo_lightning.core.capacity import require_memory
+from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least
-from obbo_lightning.foreign_text import cells, visible
-from obbo_lightning.runs.baselines import write_baselines
+from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
-from obbo_lightning.runs.state import RunState
+from obbo_lightning.runs.status import RunStatus
 from obbo_lightning.runs.summary import (
-    Judgement,
-    last_value,
     print_summary,
+    replace_nonfinite,
+    run_title,
     summarise,
-    title_of,
-    validated,
-    without_nonfinite,
+    summarise_baselines,
+    summarise_lanes,
+    summarise_validation,
 )
-from obbo_lightning.runs.table import read_rounds
-from obbo_lightning.runs.tested import write_tested
-from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
-from obbo_lightning.settings.files import Settings
-from obbo_lightning.settings.trainer import with_chosen_trainer
+from obbo_lightning.streams.arriving.task_files import DamagedTaskError
 from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.task_files import DamagedTaskError
 from obbo_lightning.streams.tasks import has_random_access
 from obbo_lightning.threads import take_threads
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.datamodule import StreamDataModule
-from obbo_lightning.training.judging import centre_and_error, judged_splits
-from obbo_lightning.training.keeping import Keeper
-from obbo_lightning.training.lanes import LaneRecorder
+from obbo_lightning.training.distributed import is_rank_zero, local_processes, lost_rank
 from obbo_lightning.training.loggers import finish_logger, make_logger
 from obbo_lightning.training.module import OnlineBilevelModule
-from obbo_lightning.training.played import Played
 from obbo_lightning.training.progress import RoundProgress
-from obbo_lightning.training.ranks import is_first, local_processes, lost_a_rank
-from obbo_lightning.training.recorder import Recorder
+from obbo_lightning.training.run_writer import RunWriter
 from obbo_lightning.training.signals import Stopped
-from obbo_lightning.training.sizes import require_sizes
 from obbo_lightning.training.trainer import make_trainer, require_trainer
+
+LEAST_TASK = 1000  # bytes of a task, at least
+MOST_WORKERS = 1000
 
 
 class RunFailedError(Exception):
-    """A run that had begun and could not go on: a full disk, a task that cannot be read, a defect."""
+    """A run that had started and could not continue: a full disk, an unreadable task, a defect."""
 
     exit_code = 1
 
-    def __init__(self, error: Exception, go_on: str) -> None:
-        said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        super().__init__(f"{type(error).__name__}: {said} (--debug shows where); {go_on}")
+    def __init__(self, error: Exception, hint: str) -> None:
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        super().__init__(f"{type(error).__name__}: {text} (--debug shows where); {hint}")
 
 
-class Parts(NamedTuple):
-    """What settings build."""
+class Components(NamedTuple):
+    """What a configuration builds; ``validation`` are the tasks of evaluations during the run."""
 
     module: OnlineBilevelModule
     data: StreamDataModule
     stream: Stream
+    validation: list[Task]
 
 
-def build(settings: Settings) -> Parts:
-    """The module and its data; refuses whatever is impossible. Settings get the number of threads that is used."""
+def build(config: Config) -> Components:
+    """Build the module and its data; refuse what is impossible. Sets the number of threads in ``config``."""
     keep_freed_memory()
-    settings["threads"] = take_threads(settings["threads"], local_processes(settings["trainer"]["devices"]))
-    stream = build_stream(settings)
-    problem = build_problem(settings, stream)
-    start = stream.start(problem, settings["seed"])
-    test, validation = judged_splits(settings, stream)
-    seen = (test, validation, stream.train)
-    first = next((tasks[0] for tasks in seen if has_random_access(tasks) and len(tasks)), None)
-    require_sizes(settings, start, first)
+    config["threads"] = take_threads(config["threads"], local_processes(config["trainer"]["devices"]))
+    stream = build_stream(config)
+    problem = build_problem(config, stream)
+    start = stream.start(problem, config["seed"])
+    test, validation = _evaluation_tasks(config, stream)
+    tasks = next((t for t in (test, validation, stream.train) if has_random_access(t) and len(t)), None)
+    first = None if tasks is None else tasks[0]
+    _require_sizes(config, start, first)
+    count = at_least("evaluation.tasks", config["evaluation"]["tasks"], 1)
+    if len(test) and count > len(test):
+        raise ValueError(f"evaluation.tasks must be at most the {len(test)} test tasks, got {count}")
     module = OnlineBilevelModule(
         problem,
-        build_algorithm(settings),
-        start,
-        settings["seed"],
-        settings["regret_window"],
-        settings["on_nonfinite"],
-        settings["tasks_per_round"],
-        settings["several_tasks"],
+        build_algorithm(config),
+        outer=start,
+        seed=config["seed"],
+        regret_window=config["regret_window"],
+        on_nonfinite=config["on_nonfinite"],
+        tasks_per_round=config["tasks_per_round"],
+        several_tasks=config["several_tasks"],
     )
-    at_least("evaluation.every", settings["evaluation"]["every"], 1)
-    at_least("checkpoint.every", settings["checkpoint"]["every"], 1)
-    if require_trainer(settings, module) > 1 and hasattr(stream.train, "on_wait"):
-        raise ValueError("trainer.devices must be 1 for a stream that is waited for, got more")
-    tasks = at_least("evaluation.tasks", settings["evaluation"]["tasks"], 1)
-    if len(test) and tasks > len(test):
-        raise ValueError(f"evaluation.tasks must be at most the {len(test)} test tasks, got {tasks}")
     if first is not None:
         module.algorithm.inner.require_start(problem, module.outer.detach(), first)
+    at_least("evaluation.every", config["evaluation"]["every"], 1)
+    at_least("checkpoint.every", config["checkpoint"]["every"], 1)
     data = StreamDataModule(
         stream,
-        settings["rounds"],
-        test=[test[i] for i in range(len(test))[:tasks]],
-        judged=tasks,
-        workers=settings["workers"],
-        tasks_per_round=settings["tasks_per_round"],
+        rounds=config["rounds"],
+        test=[test[i] for i in range(len(test))[:count]],
+        evaluation_tasks=count,
+        workers=config["workers"],
+        tasks_per_round=config["tasks_per_round"],
+        record_fingerprints=True,
     )
-    return Parts(module, data, stream)
+    return Components(module, data, stream, [validation[i] for i in range(len(validation))[:count]])
+
+
+def _evaluation_tasks(config: Config, stream: Stream) -> tuple[Sequence[Task], Sequence[Task]]:
+    """Return the test and the validation tasks of a run; a split that is not evaluated on is not even looked at."""
+    split = config["evaluation"]["split"]
+    test = stream.test if split in ("test", "both") else ()
+    validation = stream.validation if split in ("validation", "both") else ()
+    if split in ("validation", "both") and not len(validation):
+        raise ValueError(
+            f"evaluation.split must be test or none for {type(stream).__name__}, which has no validation tasks, "
+            f"got {split!r}"
+        )
+    return test, validation
+
+
+def _require_sizes(config: Config, start: Tensor, first: Task | None) -> None:
+    """Refuse windows, tasks and processes that this machine cannot hold, each by its key."""
+    task = max(LEAST_TASK, sum(value.nbytes for value in (first or {}).values() if isinstance(value, Tensor)))
+    for key, size in {
+        "tasks_per_round": config["tasks_per_round"],
+        "evaluation.tasks": config["evaluation"]["tasks"],
+    }.items():
+        require_memory(key, at_least(key, size, 1), float(size) * task)
+    algorithm: dict[str, Any] = config["algorithm"]
+    for key, window in {"regret_window": config["regret_window"], "algorithm.window": algorithm.get("window")}.items():
+        if isinstance(window, int) and window > 0:  # the component refuses other values
+            stored = task if algorithm["name"] == "oagd" and key != "regret_window" else 0
+            require_memory(key, window, float(window) * (start.nbytes + stored + 100))
+    if config["workers"] > MOST_WORKERS:
+        raise ValueError(f"workers must be at most {MOST_WORKERS}, got {config['workers']}")
 
 
 def fit(
-    settings: Settings,
+    config: Config,
     run: RunDirectory,
+    components: Components | None = None,
     checkpoint: Path | None = None,
     callbacks: Sequence[L.Callback] = (),
     quiet: bool = False,
-    parts: Parts | None = None,
-    state: RunState | None = None,
+    status: RunStatus | None = None,
 ) -> dict[str, Any]:
-    """Play the stream, or what is left of it after ``checkpoint``; writes everything that a run directory holds.
+    """Run the stream, or what is left of it after ``checkpoint``; writes the run directory and returns the summary.
 
     Args:
-        settings: complete ones, see `complete`.
+        config: complete configuration, see `complete_config`.
         run: where to write.
-        checkpoint: where to go on from.
-        callbacks: more of Lightning's callbacks.
+        components: what the configuration builds, where that was done already.
+        checkpoint: where to continue from.
+        callbacks: further callbacks of Lightning.
         quiet: print nothing.
-        parts: what the settings build, where that was done already.
-        state: of the run, where this process is its owner already.
+        status: of the run, where this process owns it already.
     """
-    state = state or RunState()
-    if is_first():
-        state.open(run.state)
-        state.say("beginning")
-    try:
-        return _fit(settings, run, checkpoint, callbacks, quiet, parts or build(settings), state)
-    finally:
-        state.close()
-
-
-def _fit(
-    settings: Settings,
-    run: RunDirectory,
-    checkpoint: Path | None,
-    callbacks: Sequence[L.Callback],
-    quiet: bool,
-    parts: Parts,
-    state: RunState,
-) -> dict[str, Any]:
-    began, first = time.perf_counter(), is_first()
-    console = PlainConsole(quiet=quiet or not first)
-    module, data, stream = parts
-    every = settings["evaluation"]["every"], settings["checkpoint"]["every"]
-    metric, (_, tasks) = stream.metric.name, judged_splits(settings, stream)
-    validation = [tasks[i] for i in range(len(tasks))[: settings["evaluation"]["tasks"]]]
-    judged = [f"validation/{metric}", f"validation/{metric}_se"] if validation else []
-    more = [*judged, *stream.also, *module.more_columns]
-    recorder = Recorder(run, data.test, metric, *every, more, module.problem.blocks, state, validation)
-    silent = settings["trainer"].get("enable_progress_bar") is False
-    shown: list[Any] = [] if silent else [RoundProgress(recorder, console)]
-    many = [] if stream.lanes is None else [LaneRecorder(run, stream.lanes)]
-    played = Played(run, stream, settings["tasks_per_round"])
-    data.show = played.see
-    keeper = Keeper(run, lambda: [*recorder.kept, *played.tables])
-    if first:
-        written = with_chosen_trainer(settings)
-        keeper.begin(written)
-        _write_settings(written, run, stream)
-    logger = make_logger(settings, run, console) if first else None
-    if hasattr(stream.train, "on_wait"):  # whoever waits for tasks says so, and can be stopped there
-        stream.train.on_wait = lambda what: [listener.on_wait(what) for listener in (*shown, recorder)]
-    trainer = make_trainer(
-        settings, [played, *many, recorder, keeper, *shown, *callbacks], logger or False, root=run.path
-    )
-    console.print(f"run directory {run.path}")
-    trainer.fit(module, data, ckpt_path=checkpoint)
-    if not first:
+    components = components or build(config)
+    if not is_rank_zero():
+        _train(config, run, components, checkpoint, callbacks, RunStatus(), PlainConsole(quiet=True))
         return {}
-    for lane_recorder in many:
-        lane_recorder.write(module, {f"test_{stream.metric.name}": recorder.tested})
-    seconds = time.perf_counter() - began
-    figures, summary = _conclude(settings, run, recorder, keeper, Parts(module, data, stream), seconds)
-    finish_logger(logger, run, console)
-    print_summary(console, settings, summary, figures, run.path)
+    status = status or RunStatus()
+    with status.own(run):
+        status.set("starting")
+        console = PlainConsole(quiet=quiet)
+        writer, logger = _train(config, run, components, checkpoint, callbacks, status, console)
+        figures, summary = _conclude(config, writer, components.module)
+        finish_logger(logger, run, console)
+        status.set("finished")
+    print_summary(console, config, summary, figures, run.path)
     return summary
 
 
-def _write_settings(settings: Settings, run: RunDirectory, stream: Stream) -> None:
-    write_atomically(run.config, yaml.safe_dump(settings, sort_keys=False))
-    if stream.skipped:
-        cells(pl.DataFrame(stream.skipped)).write_csv(run.skipped)
+def _train(
+    config: Config,
+    run: RunDirectory,
+    components: Components,
+    checkpoint: Path | None,
+    callbacks: Sequence[L.Callback],
+    status: RunStatus,
+    console: PlainConsole,
+) -> tuple[RunWriter, Any]:
+    module, data, stream, validation = components
+    writer = RunWriter(run, with_chosen_trainer(config), stream, data, validation, status)
+    silent = config["trainer"].get("enable_progress_bar") is False
+    progress = [] if silent else [RoundProgress(stream.metric.name, console)]
+    trainer = make_trainer(config, [*callbacks, *progress, writer], root=run.path)
+    require_trainer(trainer, config, module)
+    if trainer.world_size > 1 and not has_random_access(stream.train):
+        raise ValueError("trainer.devices must be 1 for a stream that arrives task by task, got more")
+    logger = make_logger(config, run, console) if is_rank_zero() else None
+    trainer.loggers = [] if logger is None else [logger]
+    console.print(f"run directory {run.path}")
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    return writer, logger
 
 
-def _conclude(
-    settings: Settings, run: RunDirectory, recorder: Recorder, keeper: Keeper, parts: Parts, seconds: float
-) -> tuple[list[Path], dict[str, Any]]:
-    """Figures, then the summary: a run that has one is finished."""
-    stream, rounds = parts.stream, read_rounds(run.metrics)
-    untrained, _ = centre_and_error(recorder.untrained, len(recorder.test))
-    before, after = recorder.untrained, recorder.tested
-    judged = Judgement(stream.metric, before, after, before.further, after.further)
-    summary = summarise(settings, rounds, judged, recorder.seconds_before + seconds)
-    summary |= validated(rounds, stream.metric.name, len(recorder.validation))
-    if stream.lanes is None and len(after) == len(recorder.test) > 0:  # what became of many lanes is in events.csv
-        write_tested(run.tests, *({stream.metric.name: s, **s.further} for s in (before, after)))
-    if settings["evaluation"]["baselines"] and settings["tasks_per_round"] == 1:
-        found = stream.baselines(parts.module.problem, parts.module.algorithm, len(rounds))
-        summary |= write_baselines(run.baselines, found)
-    figures = draw_figures(run.metrics, run.figures, stream.metric.name, untrained, title_of(settings), run.baselines)
+def _conclude(config: Config, writer: RunWriter, module: OnlineBilevelModule) -> tuple[list[Path], dict[str, Any]]:
+    """Write closing files, figures and then the summary."""
+    run, stream, metric, rounds = writer.run, writer.stream, writer.metric, writer.metrics.history
+    writer.write_closing_files(module.outer.detach())
+    initial, final = ({metric: scores, **scores.others} for scores in (writer.initial, writer.latest))
+    summary = summarise(config, stream.metric, rounds, writer.last_row, initial, final)
+    summary |= summarise_validation(metric, writer.last_row, len(writer.validation))
+    baselines: dict[str, list[float]] = {}
+    if config["evaluation"]["baselines"] and config["tasks_per_round"] == 1:
+        baselines = stream.baselines(module.problem, module.algorithm, summary["rounds"])
+    if baselines:
+        numbers = range(1, 1 + summary["rounds"])
+        write_atomically(run.baselines, pl.DataFrame({"round": numbers, **baselines}).write_csv())
+    summary |= summarise_baselines(baselines)
     if stream.lanes is not None:
         summary |= {"events": len(stream.lanes), "events_skipped": len(stream.skipped)}
-        summary |= last_value(stream.lanes, stream.metric.name)
-    notes = parts.module.problem.notes()
-    summary = without_nonfinite(summary)
-    written = {**summary, "notes": notes} if notes else summary
-    keeper.conclude(written)
-    run.write_summary(written)
-    return figures, {**summary, "notes": notes}
+        summary |= summarise_lanes(stream.lanes, metric)
+    before, _ = writer.initial.center(len(writer.data.test))
+    figures = draw_figures(run.figures, rounds, metric, before, run_title(config), baselines)
+    summary |= {"seconds": round(writer.elapsed(), 3)}
+    notes = module.problem.notes()
+    summary = replace_nonfinite(summary | ({"notes": notes} if notes else {}))
+    writer.finish(summary)
+    return figures, summary
 
 
-def warn_in_lines() -> None:
-    """A warning is one line without a place in the code; Lightning has its own format, and must be there before."""
-    warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {visible(str(message))}\n"
+def format_warnings() -> None:
+    """Print a warning as one line without a place in the code; after Lightning, which sets its own format."""
+    warnings.formatwarning = lambda message, *_, **__: f"obbo: warning: {escape_terminal(str(message))}\n"
 
 
-def play_to_exit_code(
-    settings: Settings, run: RunDirectory, checkpoint: Path | None, parts: Parts, state: RunState | None = None
+def fit_to_exit_code(
+    config: Config,
+    run: RunDirectory,
+    components: Components,
+    checkpoint: Path | None = None,
+    status: RunStatus | None = None,
 ) -> int:
-    """`fit`, and what its process says and returns: 0, 1 after a failure, 128 + n after signal n."""
-    go_on = f"go on with: python -m obbo_lightning resume {run.path}"
+    """Call `fit` and return the exit code of the process: 0, 1 after a failure, 128 + n after signal n."""
+    hint = f"continue with: python -m obbo_lightning resume {run.path}"
     try:
-        fit(settings, run, checkpoint, parts=parts, state=state)
+        fit(config, run, components, checkpoint, status=status)
     except Stopped as stop:
-        if not is_first():  # rank 0 speaks for all; a code of ours would make Lightning kill it
+        if not is_rank_zero():  # another exit code would make Lightning kill rank 0
             return 0
-        print(f"obbo: {stop}; {go_on}", file=sys.stderr)
+        print(f"obbo: {stop}; {hint}", file=sys.stderr)
         return 128 + stop.signum
     except DamagedTaskError as damage:
-        print(f"obbo: {damage}; when it is mended {go_on}", file=sys.stderr)
+        print(f"obbo: {damage}; when it is fixed, {hint}", file=sys.stderr)
         return 2
-    except FloatingPointError as blow_up:  # of all ranks in the same round
-        if is_first():
-            print(f"obbo: {blow_up}", file=sys.stderr)
+    except FloatingPointError as overflow:  # on all ranks in the same round
+        if is_rank_zero():
+            print(f"obbo: {overflow}", file=sys.stderr)
         return 1
     except Exception as error:
-        lost = lost_a_rank(error)
-        if is_first() and not lost:
-            raise RunFailedError(error, go_on) from error
-        if is_first():
-            print(f"obbo: another process of this run is gone; {go_on}", file=sys.stderr)
+        if not run.config.exists():  # refused before anything was written
+            raise
+        lost = lost_rank(error)
+        if is_rank_zero() and not lost:
+            raise RunFailedError(error, hint) from error
+        if is_rank_zero():
+            print(f"obbo: another process of this run is gone; {hint}", file=sys.stderr)
         elif not lost:
             traceback.print_exc()
         sys.stderr.flush()

@@ -1,12 +1,12 @@
-"""How a run is asked to stop: after the round, with a checkpoint; asked twice, at once."""
+"""Signals that ask a run to stop: after the round, with a checkpoint; sent twice, at once."""
 
 import signal
 import threading
 from types import FrameType
 from typing import Any
 
-# Somebody's, a cluster's, a terminal that is closed, and the one that schedulers send before the time is over.
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# From a terminal, a cluster, a terminal that is closed, and the one that schedulers send before the time is over.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Stopped(Exception):
@@ -18,31 +18,38 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Remembers signals that ask to stop until the round is over."""
+    """Handler that remembers a signal until the round is over.
+
+    Attributes:
+        received: the signal, 0 for none.
+        rounds: number of finished rounds.
+        raise_at_once: stop at once, because no round is running.
+    """
 
     def __init__(self) -> None:
-        self.came = 0
+        self.received = 0
         self.rounds = 0
+        self.raise_at_once = False
         self._handlers: dict[signal.Signals, Any] = {}
 
     def listen(self) -> None:
-        """From now on; other threads than the main one are sent no signals."""
+        """Install the handler; only the main thread receives signals."""
         if threading.current_thread() is threading.main_thread():
-            hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup wants it to be ignored
-            heard = [n for n in STOPPING if n != signal.SIGHUP or hangs_up]
-            self._handlers = {n: signal.signal(n, self._remember) for n in heard}
+            hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup ignores it
+            heard = [n for n in STOP_SIGNALS if n != signal.SIGHUP or hangs_up]
+            self._handlers = {n: signal.signal(n, self._handle) for n in heard}
 
-    def give_back(self) -> None:
-        """To whoever handled them before; where Lightning has done so already its own must not come back.
+    def restore(self) -> None:
+        """Restore the handlers from before, unless Lightning has done so already.
 
-        They would keep its Trainer, and with it all data of a run, for as long as the process lives.
+        Lightning's own handlers would keep its Trainer, and all data of a run, alive as long as the process.
         """
         for signum, handler in self._handlers.items():
-            if signal.getsignal(signum) == self._remember:
+            if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, handler)
         self._handlers = {}
 
-    def _remember(self, signum: int, frame: FrameType | None) -> None:
-        if self.came:
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.received or self.raise_at_once:
             raise Stopped(signum, self.rounds)
-        self.came = signum
+        self.received = signum

@@ -4,14 +4,15 @@ import pytest
 import torch
 from toy import F64, toy_point
 
-from obbo_lightning import OBBO, ClosedForm, Quadratic
-from obbo_lightning.checks import check_algorithm, check_problem
-from obbo_lightning.checks.differences import central_difference
-from obbo_lightning.checks.geometry import _check_lemmas
+from obbo_lightning import OBBO, Quadratic
 from obbo_lightning.core.domains import RealSpace
 from obbo_lightning.core.geometry import Euclidean
 from obbo_lightning.core.regularizers import NoRegularizer
-from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.hypergradients import ClosedForm
+from obbo_lightning.streams.quadratic import QuadraticTasks
+from obbo_lightning.testing import check_algorithm, check_problem
+from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.testing.geometry import _check_lemmas
 
 
 def test_central_differences_are_exact_for_polynomials_of_degree_eight():
@@ -33,7 +34,7 @@ class SlightlyBiased(Quadratic):
 
 
 def test_a_bias_of_half_a_deviation_is_noticed():
-    stream = QuadraticStream(lanes=2, noise=0.1)
+    stream = QuadraticTasks(lanes=2, noise=0.1)
     good = stream.problem
     check_problem(good, toy_point(dim=4), toy_point(dim=8), stream[3])
     biased = SlightlyBiased(good.inner_matrix, good.coupling, good.ridge, good.noise)
@@ -63,8 +64,8 @@ class Leaping(Euclidean):
     calls = 0
 
     def step(self, outer, direction, lr, regularizer, domain):
-        type(self).calls += 1
-        return outer - lr * (direction if self.calls == 1 else -5 * direction)
+        type(self).evaluations += 1
+        return outer - lr * (direction if self.evaluations == 1 else -5 * direction)
 
 
 def test_a_step_that_leaps_breaks_the_second_lemma_alone():

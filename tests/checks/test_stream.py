@@ -7,10 +7,12 @@ import polars as pl
 import pytest
 import torch
 
-from obbo_lightning import MLP, FewShot, Metric, Quadratic, Stream, Tasks, names_of, part
-from obbo_lightning.checks import check_stream
+from obbo_lightning import FewShot, Metric, Quadratic, Stream, Tasks
+from obbo_lightning.config.registry import component_names, find_component
+from obbo_lightning.networks import MLP
 from obbo_lightning.streams import fc100
-from obbo_lightning.streams.few_shot import FewShotStream
+from obbo_lightning.streams.few_shot.stream import FewShotStream
+from obbo_lightning.testing import check_stream
 
 F64 = torch.float64
 
@@ -49,14 +51,14 @@ def settings_of(name, root, monkeypatch):
     return {"market": {"subset": 30, "subsets": 20, "horizon": 10}, "synthetic": {"image_size": 16}}.get(name, {})
 
 
-@pytest.mark.parametrize("name", names_of("data"))
+@pytest.mark.parametrize("name", component_names("data"))
 def test_every_registered_stream_meets_the_contract(name, tmp_path, monkeypatch):
     fc100.load_cifar100.cache_clear()
-    stream = part("data", name)(**settings_of(name, tmp_path, monkeypatch))
+    stream = find_component("data", name)(**settings_of(name, tmp_path, monkeypatch))
     if name == "follow":  # files say nothing of the problem: it is named beside them
         monkeypatch.setattr(stream, "problem", partial(stream.problem, FewShot, network=MLP))
     check_stream(stream)
-    assert set(stream.facts()) == set(stream.decided)
+    assert set(stream.task_spec()) == set(stream.decided)
     fc100.load_cifar100.cache_clear()
 
 
@@ -69,13 +71,13 @@ class Good(Stream):
     """Two lanes, by index; those below each break it in one place."""
 
     problem_type = Quadratic
-    decided = ("inner_matrix", "coupling")
+    derived_arguments = ("inner_matrix", "coupling")
 
     def __init__(self):
         self.train, self.validation = Tasks(task_of, 10), Tasks(task_of, 2)
         self.lanes = pl.DataFrame({"name": ["one", "two"]})
 
-    def facts(self):
+    def task_spec(self):
         eye = torch.eye(3, dtype=F64).expand(2, 3, 3)
         return {"inner_matrix": eye, "coupling": eye}
 
@@ -183,8 +185,8 @@ class Problemless(Good):
 
 
 class Unmade(Good):
-    def facts(self):
-        return {**super().facts(), "ridge": -1.0}
+    def task_spec(self):
+        return {**super().task_spec(), "ridge": -1.0}
 
 
 BAD = {
@@ -214,7 +216,10 @@ BAD = {
         "a second iteration must give the same tasks, and task 0 is another",
     ),
     "restless walk": (with_train(Walk(restless=True)), "a second iteration must give the same tasks, and task 0"),
-    "forgetful walk": (with_train(Walk(lag=1)), "goes on from a state must give the same tasks, and task 0"),
+    "forgetful walk": (
+        with_train(Walk(lag=1)),
+        "goes on from a state must give the same tasks, and task 0",
+    ),
     "no problem": (Problemless(), r"problem\(\) must make the problem of the stream, and fails: problem must be given"),
     "bad problem": (Unmade(), r"problem\(\) must make the problem of the stream, and fails: ridge must be"),
     "random start": (Unstartable(), "start must depend on the seed alone"),
@@ -249,7 +254,7 @@ def test_losses_must_be_one_a_lane():
 
 
 def test_an_own_source_of_few_shot_examples_meets_it():
-    from obbo_lightning.streams.few_shot import Drawing
+    from obbo_lightning.streams.few_shot.stream import Drawing
 
     class Blobs:
         shape = (4,)
@@ -261,7 +266,7 @@ def test_an_own_source_of_few_shot_examples_meets_it():
             return classes.unsqueeze(-1) + torch.randn(len(classes), 4, generator=generator)
 
     class BlobStream(FewShotStream):
-        network_type = part("network", "mlp")
+        network_type = find_component("network", "mlp")
 
         def __init__(self, seed=0):
             splits = {"train": range(5), "validation": range(5, 10), "test": range(10, 15)}

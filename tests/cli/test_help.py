@@ -7,13 +7,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from obbo_lightning.cli.schema import comparison_schema
 
 from obbo_lightning import cli
 from obbo_lightning.cli.flags import COMMANDS, Flags
-from obbo_lightning.cli.schema import comparison_schema
+from obbo_lightning.config.files import ConfigError
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.tune_request import read_tune
-from obbo_lightning.settings.files import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,10 @@ PARTS = """
 import torch
 from torch import nn
 from torch.nn import functional
-from obbo_lightning import Box, Euclidean, InnerSolver, Problem, Stream, Tasks
+from obbo_lightning import Problem, Stream, Tasks
+from obbo_lightning.domains import Box
+from obbo_lightning.geometry import Euclidean
+from obbo_lightning.solvers import InnerSolver
 
 class Raises(Euclidean):
     def __init__(self, kind: str = "key"):

@@ -7,39 +7,23 @@ import pytest
 import torch
 from toy import Nonlinear, Proximal, toy_point, toy_task
 
-from obbo_lightning import (
-    L1,
-    OAGD,
-    OBBO,
-    SOBBO,
-    SOBOW,
-    Adam,
-    AdaptiveDiagonal,
-    Box,
-    BregmanProx,
-    Burg,
+from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, BregmanProx, OuterStep, online
+from obbo_lightning.config.registry import find_component
+from obbo_lightning.domains import Box, L2Ball, Nonnegative, Simplex
+from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy, generalized_gradient
+from obbo_lightning.hypergradients import (
     ClosedForm,
     ConjugateGradient,
-    ElasticNet,
-    Euclidean,
-    ExactSolution,
     FixedPoint,
-    GradientDescent,
     HypergradientWindow,
-    L2Ball,
-    LocalRegret,
-    NegativeEntropy,
-    Nonnegative,
-    OuterStep,
-    Simplex,
     StochasticNeumann,
     Unrolled,
-    generalized_gradient,
-    online,
-    part,
 )
+from obbo_lightning.metrics import LocalRegret
 from obbo_lightning.problems.quadratic import Quadratic
-from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.regularizers import L1, ElasticNet
+from obbo_lightning.solvers import ExactSolution, GradientDescent
+from obbo_lightning.streams.quadratic import QuadraticTasks
 
 
 def parameter(*values):
@@ -130,7 +114,7 @@ CASES = {
     "triple": (lambda: OBBO(geometry=Burg(), domain=Nonnegative()), "Burg: every regularizer; Box with lower >= 0 and"),
     "adam h": (lambda: Adam(regularizer=L1(0.1)), "regularizer must be none for an outer rule of torch.optim"),
     "name": (
-        lambda: part("algorithm", "obo"),
+        lambda: find_component("algorithm", "obo"),
         "algorithm must be one of obbo, sobbo, sobow, oagd, adam, sgdm, maml, anil, or yours as package.module.Class "
         "or file.py:Class, got 'obo'; did you mean 'obbo'?",
     ),
@@ -153,15 +137,15 @@ CASES = {
     ),
     "outer shape": (
         lambda: OuterStep(torch.nn.Parameter(torch.zeros(3)), OBBO()),
-        "outer must be a floating-point parameter [lanes, d], got torch.float32 of shape (3,)",
+        "outer must be a floating-point tensor [lanes, d], got torch.float32 of shape (3,)",
     ),
     "on_nonfinite": (
         lambda: OuterStep(parameter(1.0), OBBO(), on_nonfinite="ignore"),
         "on_nonfinite must be one of raise, skip, got 'ignore'",
     ),
-    "condition number": (lambda: QuadraticStream(condition_number=0.5), "condition_number must be at least 1"),
-    "rounds": (lambda: QuadraticStream(rounds=0), "rounds must be an integer of at least 1, got 0"),
-    "dims": (lambda: QuadraticStream(outer_dim=9, inner_dim=8), "outer_dim must be at most inner_dim (8), got 9"),
+    "condition number": (lambda: QuadraticTasks(condition_number=0.5), "condition_number must be at least 1"),
+    "rounds": (lambda: QuadraticTasks(rounds=0), "rounds must be an integer of at least 1, got 0"),
+    "dims": (lambda: QuadraticTasks(outer_dim=9, inner_dim=8), "outer_dim must be at most inner_dim (8), got 9"),
     "matrix": (lambda: Quadratic(-torch.eye(2)[None], torch.eye(2)[None]), "inner_matrix must be positive definite"),
 }
 
@@ -259,7 +243,7 @@ def test_impossible_combinations_are_refused_in_the_first_round(play, message):
 
 
 def test_fixed_point_without_any_step_size_is_refused():
-    stream = QuadraticStream(rounds=1)
+    stream = QuadraticTasks(rounds=1)
     algorithm = OBBO(inner=ExactSolution(), hypergradient=FixedPoint(3))
     with pytest.raises(ValueError, match=r"hypergradient\.lr must be given for inner ExactSolution\(\)"):
         next(online(stream.problem, algorithm, stream, stream.initial_outer()))

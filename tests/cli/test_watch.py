@@ -7,8 +7,7 @@ import pytest
 
 from obbo_lightning import cli
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.state import RunState
-from obbo_lightning.runs.watching import describe
+from obbo_lightning.runs.status import RunStatus, describe
 
 METRICS = "round,loss,inner_loss,accuracy,test_accuracy,test_accuracy_se,regret/euclidean\n"
 
@@ -26,7 +25,7 @@ def run(tmp_path):
 
 
 def test_a_line_says_what_a_run_does_its_last_row_its_rate_and_the_time_left(run):
-    state = RunState()
+    state = RunStatus()
     state.open(run.state)
     state.say("evaluating")
     state.say("playing")
@@ -45,7 +44,7 @@ def test_a_line_says_what_a_run_does_its_last_row_its_rate_and_the_time_left(run
 
 
 def test_a_process_that_was_killed_leaves_a_dead_run(run):
-    script = "import sys, os, signal, pathlib\nfrom obbo_lightning.runs.state import RunState\nstate = RunState()\n"
+    script = "import sys, os, signal, pathlib\nfrom obbo_lightning.runs.status import RunStatus\nstate = RunStatus()\n"
     script += "state.open(pathlib.Path(sys.argv[1]))\nstate.say('playing')\nprint('said', flush=True)\ninput()\n"
     player = subprocess.Popen([sys.executable, "-c", script, run.state], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with player:

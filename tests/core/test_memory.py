@@ -1,3 +1,5 @@
+"""Windows of hypergradients and tasks against their definitions, and inner states."""
+
 import math
 from collections import deque
 
@@ -5,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy import F64
+from toy import F64, normal
 
-from obbo_lightning import HypergradientWindow, NoMemory, TaskWindow, Warm
+from obbo_lightning.core.memory import HypergradientWindow, InnerState, NoMemory, TaskEntry, TaskWindow
 
 
-def naive(values, window, discount):
-    """q_t straight from its definition, with d_s = 0 for s ≤ 0."""
+def window_from_definition(values, window, discount):
+    """Return every q_t = Σ_{i<w} ν^i d_{t−i} / Σ_{i<w} ν^i, with d_s = 0 for s ≤ 0."""
     weight = sum(discount**i for i in range(window))
     return [
         sum((discount**i * values[t - i] for i in range(window) if t - i >= 0), torch.zeros_like(values[0])) / weight
@@ -21,28 +23,26 @@ def naive(values, window, discount):
 
 @given(window=st.integers(1, 9), discount=st.sampled_from([1.0, 0.9, 0.3]), rounds=st.integers(1, 40))
 def test_window_is_its_definition(window, discount, rounds):
-    values = list(torch.randn(rounds, 2, 3, generator=torch.Generator().manual_seed(rounds), dtype=F64))
+    values = list(normal(rounds, 2, 3, seed=rounds))
     memory = HypergradientWindow(window, discount)
-    for t, (value, expected) in enumerate(zip(values, naive(values, window, discount), strict=True)):
+    assert memory.newest is None
+    for t, (value, expected) in enumerate(zip(values, window_from_definition(values, window, discount), strict=True)):
         assert torch.allclose(memory.push(value), expected, rtol=1e-13, atol=1e-15)
         assert memory.fill == min(t + 1, window)
+        assert torch.equal(memory.newest, value)
 
 
-def test_window_divides_by_w_before_it_is_full():
-    memory = HypergradientWindow(4)
-    assert memory.merge(torch.full((1, 1, 1), 8.0)).tolist() == [[2.0]]
-
-
-def test_window_of_one_is_the_hypergradient_itself(generator):
-    memory = HypergradientWindow(1)
-    for value in torch.randn(5, 2, 3, generator=generator):
-        assert torch.equal(memory.push(value), value)
+def test_window_copies_the_hypergradient():
+    memory, value = HypergradientWindow(2), torch.ones(1, 1)
+    memory.push(value)
+    value.fill_(9.0)
+    assert memory.push(torch.zeros(1, 1)).tolist() == [[0.5]]
 
 
 def test_window_does_not_drift_in_a_hundred_thousand_rounds():
     window, recent = HypergradientWindow(50), deque(maxlen=50)
     values = torch.randn(100_000, 1, 2, generator=torch.Generator().manual_seed(0))  # float32
-    values[::997] *= 1e6  # what blows up leaves no trace once it is out of the window
+    values[::997] *= 1e6  # an overflow must leave no error behind once it has left the window
     for value in values:
         mean = window.push(value)
         recent.append(value)
@@ -52,8 +52,8 @@ def test_window_does_not_drift_in_a_hundred_thousand_rounds():
     assert ((mean[0].double() - exact).abs() <= 50 * torch.finfo(torch.float32).eps * scale).all()
 
 
-class CountedElements(TorchDispatchMode):
-    """How many numbers the tensor operations inside write."""
+class WrittenElements(TorchDispatchMode):
+    """Count the elements that tensor operations write."""
 
     total = 0
 
@@ -65,16 +65,16 @@ class CountedElements(TorchDispatchMode):
         return result
 
 
-def test_work_a_round_does_not_grow_with_the_window():
+def test_work_per_round_does_not_grow_with_the_window():
     def work(window, dim=100):
         memory = HypergradientWindow(window)
         value = torch.ones(1, dim)
-        for _ in range(window):  # the buffers are there, the window is full
+        for _ in range(window):  # allocate the buffers and fill the window
             memory.push(value)
-        with CountedElements() as counted:
+        with WrittenElements() as written:
             for _ in range(2 * window):
                 memory.push(value)
-        return counted.total / (2 * window * dim)
+        return written.total / (2 * window * dim)
 
     assert work(500) <= 8
     assert work(500) <= 1.2 * work(10)
@@ -89,72 +89,81 @@ def test_window_continues_from_its_state(discount, generator):
         first.push(v)
     state = first.state_dict()
     for v in values[13:]:
-        first.push(v)  # the snapshot does not move with it
+        first.push(v)  # must not change the state that was returned
     second.load_state_dict(state)
     assert all(torch.equal(second.push(v), q) for v, q in zip(values[13:], expected[13:], strict=True))
+    third = HypergradientWindow(4, discount)
+    third.load_state_dict(state)  # and the second window has not changed it either
+    assert torch.equal(third.push(values[13]), expected[13])
 
 
 def test_window_refuses_another_shape_and_another_length():
     memory = HypergradientWindow(3)
     memory.push(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"shape \(2, 3\), got \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"hypergradient must keep the shape \(2, 3\), got \(2, 4\)"):
         memory.push(torch.zeros(2, 4))
     with pytest.raises(ValueError, match="window must be 3 to continue from this state, got 4"):
         HypergradientWindow(4).load_state_dict(memory.state_dict())
+    with pytest.raises(ValueError, match="windows must agree in length, discount and rounds to be joined"):
+        memory.join(HypergradientWindow(3))
 
 
-def tasks(count):
+@pytest.mark.parametrize(
+    ("memory", "merged"),
+    [(NoMemory(), 6.0), (HypergradientWindow(4), 1.5), (TaskWindow(4), 2.0)],
+    ids=["none", "hypergradients", "tasks"],
+)
+def test_a_window_that_is_not_full_divides_by_its_whole_length(memory, merged):
+    hypergradients = torch.tensor([[[2.0]], [[6.0]]])  # of a past task and of the newest one
+    assert memory.merge(hypergradients).tolist() == [[merged]]
+
+
+def numbered_tasks(count):
     return [{"number": torch.tensor([float(i)])} for i in range(count)]
 
 
-def test_task_window_recalls_the_last_w_tasks_in_order_with_their_own_warm_starts():
+def test_task_window_recalls_the_last_w_tasks_in_order_with_their_own_inner_states():
     memory = TaskWindow(3)
-    for i, task in enumerate(tasks(5)):
-        recalled = [met[0] for met in memory.recall([(task, Warm(torch.tensor([[100.0 + i]])))])]
-        numbers = [int(t["number"]) for t, _ in recalled]
+    for i, task in enumerate(numbered_tasks(5)):
+        start = InnerState(torch.tensor([[100.0 + i]]))
+        recalled = [entries[0] for entries in memory.recall([TaskEntry(task, start)])]
+        numbers = [int(entry.task["number"]) for entry in recalled]
         assert numbers == list(range(max(0, i - 2), i + 1))
-        # the new task starts from what was handed in, the others from where they ended in the last round
-        starts = [float(w.inner) for _, w in recalled]
+        # the new task starts from the given state, the others from where they ended in the previous round
+        starts = [float(entry.state.inner) for entry in recalled]
         assert starts == [*(10.0 * (i - 1) + n for n in numbers[:-1]), 100.0 + i]
-        assert memory.fill == min(i, 3)  # looking changes nothing
-        memory.keep([[(t, Warm(torch.tensor([[10.0 * i + float(t["number"])]])))] for t, _ in recalled])
+        assert memory.fill == min(i, 3)  # recalling changes nothing
+        memory.keep(
+            [
+                [TaskEntry(e.task, InnerState(torch.tensor([[10.0 * i + n]])))]
+                for e, n in zip(recalled, numbers, strict=True)
+            ]
+        )
 
 
-def test_task_window_divides_by_w_before_it_is_full():
-    assert TaskWindow(4).merge(torch.tensor([[[2.0]], [[6.0]]])).tolist() == [[2.0]]
-
-
-def test_task_window_continues_from_its_state():
+def test_task_window_continues_from_its_state_with_complete_inner_states():
+    state = InnerState(torch.ones(1, 2), torch.full((1, 2), 2.0), torch.full((1, 4), 3.0))
     memory, other = TaskWindow(3), TaskWindow(3)
-    memory.keep([[(t, Warm(torch.ones(1, 1)))] for t in tasks(2)])
+    memory.keep([[TaskEntry(task, state)] for task in numbered_tasks(2)])
     other.load_state_dict(memory.state_dict())
-    new = tasks(3)[2]
-    recalled = other.recall([(new, Warm())])
-    assert [int(t["number"]) for ((t, _),) in recalled] == [0, 1, 2]
-    assert recalled[0][0][1].inner.tolist() == [[1.0]]
+    recalled = other.recall([TaskEntry(numbered_tasks(3)[2], InnerState())])
+    assert [int(entry.task["number"]) for (entry,) in recalled] == [0, 1, 2]
+    for name, value in state.state_dict().items():
+        assert torch.equal(getattr(recalled[0][0].state, name), value), name
 
 
-def test_no_memory_takes_the_newest():
-    assert NoMemory().merge(torch.tensor([[[1.0]], [[2.0]]])).tolist() == [[2.0]]
+def test_inner_states_are_mapped_and_selected_by_lane():
+    state = InnerState(*(torch.tensor([[n], [n + 10.0]]) for n in range(2)))
+    second = state.map(lambda value: value / 2).lanes(slice(1, 2))
+    assert [second.inner.tolist(), second.linear_solution.tolist(), second.solver_state] == [[[5.0]], [[5.5]], None]
+    assert InnerState(**state.state_dict()) == state
 
 
-def test_remembered_tasks_are_restored_with_all_of_their_warm_starts():
-    warm = Warm(torch.ones(1, 2), torch.full((1, 2), 2.0), torch.full((1, 4), 3.0))
-    memory, again = TaskWindow(3), TaskWindow(3)
-    memory.keep([[({"x": torch.zeros(1)}, warm)]])
-    again.load_state_dict(memory.state_dict())
-    ((_, found),), _ = again.recall([])
-    for name, value in warm.state_dict().items():
-        assert torch.equal(getattr(found, name), value), name
-
-
-def test_a_warm_start_goes_on_with_all_three_and_one_of_an_older_version_with_two():
-    first, second = Warm(*(torch.full((1, 2), float(n)) for n in range(3))), Warm()
-    second.load_state_dict(first.state_dict())
-    assert second.inner is first.inner
-    assert second.solve is first.solve
-    assert second.solver is first.solver
-    second.load_state_dict({"inner": first.solve, "solve": None})
-    assert (second.inner is first.solve, second.solve, second.solver) == (True, None, None)
-    halves = first.lanes(slice(0, 1)).map(lambda value: value / 2)
-    assert [float(value[0, 0]) for value in halves.state_dict().values()] == [0.0, 0.5, 1.0]
+def test_joined_inner_states_are_lanes_in_the_order_of_the_tasks():
+    states = [InnerState(torch.full((1, 2), float(n)), None if n == 1 else torch.ones(1, 2)) for n in range(3)]
+    joined = InnerState.join(states)
+    assert joined.inner.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert joined.linear_solution is None  # one of the three has none
+    assert joined.solver_state is None
+    assert InnerState.join([states[0], states[2]]).linear_solution.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert torch.equal(joined.lanes(slice(1, 2)).inner, states[1].inner)

@@ -1,4 +1,4 @@
-"""Means, standard errors and medians against NumPy."""
+"""Means, standard errors, intervals and medians against NumPy and repeated draws."""
 
 import math
 import statistics
@@ -26,13 +26,13 @@ def test_mean_and_error_are_those_of_numpy(n):
     assert mean_and_error(values) == (mean, error)
 
 
-def test_mean_and_error_have_the_bits_that_runs_were_summarised_with():
+def test_mean_and_error_are_those_of_torch_to_the_last_bit():
     values = np.random.default_rng(0).normal(size=40).tolist()
     numbers = torch.tensor(values, dtype=torch.float64)
     assert mean_and_error(values) == (float(numbers.mean()), float(numbers.std()) / 40**0.5)
 
 
-def test_what_has_no_error_says_none():
+def test_an_error_that_cannot_be_computed_is_none():
     assert mean_and_error([3.0]) == (3.0, None)
     mean, error = mean_and_error([])
     assert math.isnan(mean)
@@ -55,7 +55,7 @@ def test_standard_errors_are_in_double_precision_and_nan_for_one_value():
     assert standard_error(np.ones((1, 5))).isnan().tolist() == [True] * 5
 
 
-def test_the_two_way_error_is_right_on_average_where_the_one_of_seeds_is_too_small():
+def test_the_two_way_error_is_right_on_average_where_that_of_seeds_is_too_small():
     rng, seeds, tasks = np.random.default_rng(0), 4, 10
     draws = [
         rng.normal(0, 0.3, (seeds, 1)) + rng.normal(0, 1.0, tasks) + rng.normal(0, 0.5, (seeds, tasks))
@@ -74,11 +74,13 @@ def test_the_two_way_error_is_that_of_an_analysis_of_variance():
     of_seeds, of_tasks = 7 * ((a - grand) ** 2).sum() / 2, 3 * ((b - grand) ** 2).sum() / 6
     noise = sum((values[s, t] - a[s] - b[t] + grand) ** 2 for s in range(3) for t in range(7)) / 12
     assert two_way_error(values) == pytest.approx(math.sqrt((of_seeds + of_tasks - noise) / 21), rel=1e-12)
+    # no variance between seeds or tasks: the estimate is that of the noise alone, not a negative number
+    assert two_way_error(np.array([[1.0, 0.0], [0.0, 1.0]])) == pytest.approx(0.5)
     assert two_way_error(values[:1]) is two_way_error(values[:, :1]) is None
     assert two_way_error(np.full((2, 2), np.nan)) is None
 
 
-def test_an_error_by_days_is_what_drawing_days_again_tends_to():
+def test_the_clustered_error_is_that_of_drawing_whole_days_with_replacement():
     rng = np.random.default_rng(0)
     days = rng.integers(0, 40, 150)
     values = rng.normal(size=40)[days] + 0.3 * rng.normal(size=150)
@@ -95,7 +97,7 @@ def test_an_error_by_days_is_what_drawing_days_again_tends_to():
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
-def test_median_is_that_of_numpy_also_beside_infinity(n):
+def test_the_median_is_right_also_next_to_infinite_values(n):
     values = torch.tensor(np.random.default_rng(n).normal(size=n), dtype=torch.float32)
     assert float(median(values)) == statistics.median(values.double().tolist())
     assert float(median(torch.tensor([-math.inf, 1.0, math.inf]))) == 1.0

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from obbo_lightning import cli, part
-from obbo_lightning.checks import check_algorithm, check_geometry, check_stream
+from obbo_lightning import cli
+from obbo_lightning.config.registry import find_component
+from obbo_lightning.testing import check_algorithm, check_geometry, check_stream
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -69,12 +70,12 @@ FEW_SHOT += ["--algorithm.geometry", "adaptive_diagonal", "--algorithm.domain", 
 
 
 def test_own_parts_keep_the_contracts(folder):
-    sparse = part("algorithm", "my_algorithm.py:Sparse")
+    sparse = find_component("algorithm", "my_algorithm.py:Sparse")
     check_algorithm(sparse, lr=1e-2)
-    check_geometry(part("geometry", "my_geometry.py:Quartic")())
-    stream = part("data", "my_ridge.py:DriftingRegressions")()
+    check_geometry(find_component("geometry", "my_geometry.py:Quartic")())
+    stream = find_component("data", "my_ridge.py:DriftingRegressions")()
     check_stream(stream)
-    check_stream(part("data", "my_sensor.py:Sensor")())
+    check_stream(find_component("data", "my_sensor.py:Sensor")())
     task = {name: values.double() for name, values in stream.train[0].items()}
     problem = stream.problem()
     # The losses of a sample are not estimated from it: what SOBBO asks for is not part of this problem.

@@ -14,10 +14,10 @@ from jsonargparse import ArgumentParser
 from processes import Forked
 
 from obbo_lightning import cli
+from obbo_lightning.config import schema
 from obbo_lightning.experiments.compare import prepare
 from obbo_lightning.experiments.grid import Grid, read_grid
-from obbo_lightning.runs.earlier import read_settings
-from obbo_lightning.settings import schema
+from obbo_lightning.runs.directory import read_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRID = {
@@ -204,10 +204,10 @@ def test_a_plan_of_many_cells_makes_the_parser_of_its_parts_once(tmp_path, monke
 def test_a_cell_that_was_begun_keeps_its_threads(tmp_path):
     grid = read_grid(Path(write(tmp_path / "grid.yaml", grid={"seed": [0]})))
     (run,) = prepare(grid, tmp_path / "runs")
-    begun = {**read_settings(run), "threads": 7}
+    begun = {**read_config(run), "threads": 7}
     run.config.write_text(yaml.safe_dump(begun))
     prepare(grid, tmp_path / "runs")
-    assert read_settings(run)["threads"] == 7
+    assert read_config(run)["threads"] == 7
     asked = read_grid(tmp_path / "grid.yaml", {"threads": 3})
     with pytest.raises(ValueError, match="begun with other settings"):
         prepare(asked, tmp_path / "runs")

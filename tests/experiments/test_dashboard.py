@@ -9,10 +9,10 @@ import yaml
 from jsonschema import Draft7Validator
 
 from obbo_lightning import cli
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.experiments.dashboard import BY, SECTIONS, build_report, build_workspace, save
 from obbo_lightning.experiments.drawing import COLOURS
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
 from obbo_lightning.training.rows import COUNTS, NUMBERS, REGRETS
 
 # wandb-workspaces itself uses what pydantic deprecates
@@ -78,9 +78,9 @@ def test_runs_are_grouped_by_algorithm_in_our_colours(specification):
         assert runs["grouping"] == [{"section": "config", "name": "algorithm.value.name"}]
         (chosen,) = runs["filters"]["filters"]
         assert (chosen["key"]["name"], chosen["value"]) == ("group", "fc100")
-    settings, _ = read_layers([])
+    settings, _ = parse_arguments([])
     section, key = BY.split(".")
-    assert complete(settings)[section][key] == "obbo"
+    assert complete_config(settings)[section][key] == "obbo"
 
 
 def test_the_specification_is_what_is_sent(monkeypatch):

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from matplotlib import pyplot as plt
 
-from obbo_lightning import part
+from obbo_lightning.config.registry import find_component
 from obbo_lightning.experiments import report
 from obbo_lightning.experiments.comparison_weights import MOMENTS, draw_all_weights, read_weights
 from obbo_lightning.experiments.drawing import house_style
@@ -20,7 +20,7 @@ def write_run(root, label, seed, rounds=6, names=("trust[0]", "trust[1]", "decay
     columns = dict(zip(names, (share, 1 - share, 10.0 ** np.linspace(-4, 0, rounds)), strict=False))
     if columns:
         pl.DataFrame({"round": np.arange(1, rounds + 1), **columns}).write_csv(directory.outer)
-    return Run(directory, {}, {"seed": seed}, pl.DataFrame(), part("data", "synthetic"), label)
+    return Run(directory, {}, {"seed": seed}, pl.DataFrame(), find_component("data", "synthetic"), label)
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from obbo_lightning import part
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.registry import find_component
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.experiments.comparison import read_comparison
 from obbo_lightning.experiments.comparison_tables import comparison_tables
 from obbo_lightning.experiments.estimate import estimate_seconds
@@ -14,8 +16,6 @@ from obbo_lightning.experiments.rates import Rates, fixed_value, stream_columns
 from obbo_lightning.experiments.runs import Run, _fingerprint
 from obbo_lightning.experiments.tables import plain
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
 
 
 def made(root, label, seed, rounds, regret=1.0):
@@ -40,7 +40,7 @@ def made(root, label, seed, rounds, regret=1.0):
     summary = {"algorithm": label, "seed": seed, "rounds": rounds, "metric": "loss", "test_tasks": 4, "skipped": 0}
     summary |= {"untrained_test_loss": 2.0, "test_loss": 1.0 + seed, "test_loss_se": 0.1, "gain": 1.0, "gain_se": 0.2}
     settings = {"algorithm": {"name": label, "lr": 0.1}, "seed": seed, "rounds": rounds}
-    return Run(directory, settings, summary, metrics, part("data", "quadratic"), label)
+    return Run(directory, settings, summary, metrics, find_component("data", "quadratic"), label)
 
 
 def test_a_comparison_is_what_numpy_makes_of_long_runs(tmp_path):
@@ -128,7 +128,7 @@ def test_a_plans_seconds_count_rounds_past_tasks_and_evaluations():
     ticks = iter(range(10_000))
     base = ["--config", "quadratic", "--rounds", "20", "--evaluation.every", "5", "--evaluation.tasks", "3"]
     cells = [
-        Cell(name, complete(read_layers([*base, *flags])[0]))
+        Cell(name, complete_config(parse_arguments([*base, *flags])[0]))
         for name, flags in (
             ("obbo-0", ["--seed", "0"]),
             ("obbo-1", ["--seed", "1"]),
@@ -144,7 +144,7 @@ def test_runs_are_of_one_experiment_if_all_but_the_algorithm_is_the_same(tmp_pat
     yardstick = {"data": {"name": "market", "subset": 30, "start": 0.1}, "problem": {"proximity": 0.5}}
     yardstick |= {"regret_window": 10, "evaluation": {"tasks": 5, "every": 2}}
     run = made(tmp_path, "obbo", 0, 60)
-    first = run._replace(stream=part("data", "market"), settings={**run.settings, **yardstick})
+    first = run._replace(stream=find_component("data", "market"), settings={**run.settings, **yardstick})
 
     def same(**changes):
         return _fingerprint(first._replace(settings={**first.settings, **changes})) == _fingerprint(first)

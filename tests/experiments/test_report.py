@@ -13,9 +13,9 @@ import pytest
 from as_played import as_if_played
 
 from obbo_lightning import cli, plot_comparison
+from obbo_lightning.config.registry import qualified_name
 from obbo_lightning.experiments.drawing import look_of
 from obbo_lightning.experiments.runs import find_runs, tell_apart
-from obbo_lightning.parts import name_of
 from obbo_lightning.streams.stream import Stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
@@ -264,8 +264,8 @@ def play_with(name, old, new):
         (lambda adam: (adam / "summary.json").unlink(), "it is not finished"),
         (lambda adam: (adam / "config.yaml").write_text("nothing: 1"), "its config.yaml has no algorithm"),
         (lambda adam: (adam / "config.yaml").write_text("a: [1"), "its config.yaml cannot be read"),
-        (edit("config.yaml", "ways: 5", "ways: 4"), "it is damaged: ManifestError data.ways must stay 5, with which"),
-        (edit("summary.json", '"rounds"', ' "rounds"'), "it is damaged: ManifestError"),
+        (edit("config.yaml", "ways: 5", "ways: 4"), "it is damaged: ProvenanceError data.ways must stay 5, with which"),
+        (edit("summary.json", '"rounds"', ' "rounds"'), "it is damaged: ProvenanceError"),
         (edit("metrics.csv", "\n5,", "\n5,0"), "it is damaged: ValueError"),
         (play_with("config.yaml", "ways: 5", "ways: 4"), "it is of another experiment, with another data than"),
         (
@@ -338,7 +338,9 @@ class Measured(Stream):
 def test_what_runs_may_differ_in_is_what_their_stream_says(copied, capsys):
     folder, adam = copied
     for run in (folder / "runs").glob("*/*"):
-        play_with("config.yaml", "name: synthetic", f"name: {name_of(Measured)}\n  folder: {run}\n  scale: 1.0")(run)
+        play_with("config.yaml", "name: synthetic", f"name: {qualified_name(Measured)}\n  folder: {run}\n  scale: 1.0")(
+            run
+        )
     again = adam.with_name("adam-again")
     shutil.copytree(adam, again)
     play_with("config.yaml", "scale: 1.0", "scale: 2.0")(again)

@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from obbo_lightning import cli, part
+from obbo_lightning import cli
+from obbo_lightning.config.registry import find_component
 from obbo_lightning.experiments import compare, slurm, worker
 from obbo_lightning.experiments.comparison import put_first, read_comparison
 from obbo_lightning.experiments.comparison_tables import comparison_tables
@@ -32,7 +33,7 @@ def a_run(root, name="obbo", seed=0, rounds=4, stream="quadratic", metrics=None,
     found |= {"untrained_test_loss": 2.0, "test_loss": 1.0, "test_loss_se": 0.1, "gain": 1.0, "gain_se": 0.2, **summary}
     settings = {"algorithm": {"name": name, "lr": 0.1}, "seed": seed, "rounds": rounds}
     settings["data"] = {"name": stream, "condition_number": 10.0, **(data or {})}
-    return Run(directory, settings, found, table, part("data", stream), name)
+    return Run(directory, settings, found, table, find_component("data", stream), name)
 
 
 def test_rates_have_a_row_for_each_run_with_an_exact_regret(tmp_path):

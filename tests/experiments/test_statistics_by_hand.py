@@ -9,8 +9,8 @@ import pytest
 from matplotlib import pyplot as plt
 from scipy import stats
 
-from obbo_lightning import part
 from obbo_lightning.cli.report import shown_table
+from obbo_lightning.config.registry import find_component
 from obbo_lightning.experiments import report
 from obbo_lightning.experiments.comparison import read_comparison
 from obbo_lightning.experiments.comparison_figures import draw_comparison
@@ -60,7 +60,7 @@ def write_run(root, label, seed, skipped=0):
     )
     settings = {"algorithm": {"name": label, "lr": 0.1}, "seed": seed, "rounds": ROUNDS, "data": {"name": "synthetic"}}
     settings |= {"regret_window": 10, "evaluation": {"tasks": TASKS}}
-    return Run(directory, settings, summary, metrics, part("data", "synthetic"), label)
+    return Run(directory, settings, summary, metrics, find_component("data", "synthetic"), label)
 
 
 def scores(root, label):

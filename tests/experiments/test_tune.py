@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from obbo_lightning import cli
+from obbo_lightning.config.files import ConfigError
 from obbo_lightning.experiments import tuning
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.report import write_report
@@ -15,7 +16,6 @@ from obbo_lightning.experiments.search import Trial
 from obbo_lightning.experiments.tune import _require_possible, lengthen, methods_of, trial_cell, tune
 from obbo_lightning.experiments.tune_request import read_tune
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.settings.files import ConfigError
 from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.resume import resume
 
@@ -43,9 +43,9 @@ ASKED = {
 }
 # Whoever looks at a test task is told so.
 POISONED = """
-from obbo_lightning.streams.quadratic import QuadraticData
+from obbo_lightning.streams.quadratic import QuadraticStream
 
-class Poisoned(QuadraticData):
+class Poisoned(QuadraticStream):
     @property
     def test(self):
         raise AssertionError("a test task was seen")

@@ -10,7 +10,7 @@ from everything import TINY, results_of_run, told
 
 from obbo_lightning.experiments import report
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.manifest import decisive, read_manifest
+from obbo_lightning.runs.provenance import decisive, read_provenance
 from obbo_lightning.training import run as runs
 
 # One with every file that a run can have, whose report is one of events; one whose report is of rounds.
@@ -206,7 +206,7 @@ def test_the_data_of_a_report_are_no_formulas(undisturbed):
 
 def test_every_table_and_every_closing_file_has_its_hash_and_no_formula(played):
     run = RunDirectory(played["everything"].finished)
-    known = read_manifest(run)
+    known = read_provenance(run)
     assert set(known.tables) == {"metrics.csv", "outer.csv", "tasks.csv"}
     assert set(known.closing) == {"baselines.csv", "events.csv", "lanes.npz", "summary.json"}
     assert run.events.read_text().splitlines()[1].startswith("'=A,")

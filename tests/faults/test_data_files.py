@@ -10,13 +10,13 @@ import pytest
 import torch
 from everything import TINY, Everything, told
 
-from obbo_lightning.streams.examples import read_features
-from obbo_lightning.streams.forgetting_data import read_rows
-from obbo_lightning.streams.images import read_npz as read_images
-from obbo_lightning.streams.labelled import Labelled
-from obbo_lightning.streams.market_data import read_events, read_prices
-from obbo_lightning.streams.npz import read_arrays
-from obbo_lightning.streams.task_files import READERS
+from obbo_lightning.streams.arriving.task_files import READERS
+from obbo_lightning.streams.few_shot.images import read_npz as read_images
+from obbo_lightning.streams.few_shot.vectors import read_features
+from obbo_lightning.streams.labelled.examples import Labelled
+from obbo_lightning.streams.market.prices import read_events, read_prices
+from obbo_lightning.streams.readers.npz import read_arrays
+from obbo_lightning.streams.tabular.rows import read_rows
 
 WORDS = (b"nan", b"inf", b"-", b'"', b",", b"\n", b"\x00", b"\xff", b"1e999", b"=1+1", b"", b"9" * 400, b"2026-13-01")
 

@@ -10,13 +10,13 @@ import polars as pl
 import pytest
 import torch
 import yaml
+from obbo_lightning.training.sizes import require_sizes
 
 from obbo_lightning import cli
 from obbo_lightning.core import capacity
-from obbo_lightning.serving.inputs import ImageInputs
-from obbo_lightning.serving.sets import _read_file
+from obbo_lightning.inference.inputs import ImageInputs
+from obbo_lightning.inference.predictions import read_query
 from obbo_lightning.streams import market
-from obbo_lightning.training.sizes import require_sizes
 
 QUADRATIC = ["--config", "quadratic"]
 WORDS = ["", "often", "[1, 2]", "{a: 1}", "null", "-", "!!binary aGk=", "2026-01-01", "\x1b[2J", "[[[]]]", "=1+1"]
@@ -142,7 +142,7 @@ def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
 
 def test_a_configuration_has_a_largest_length(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("obbo_lightning.settings.files.LONGEST", 10_000)
+    monkeypatch.setattr("obbo_lightning.config.files.LONGEST", 10_000)
     Path("x.yaml").write_text("#" * 20_000 + "\n")
     error = require_refused(["fit", "--config", "x.yaml"], capsys, tmp_path)
     assert "must have at most 10000 bytes, got 20001" in error
@@ -165,8 +165,9 @@ def test_an_alias_bomb_is_counted_and_not_written_out(tmp_path, monkeypatch, cap
     (tmp_path / "run" / "bomb.yaml").rename(tmp_path / "run" / "config.yaml")
     assert "bomb.yaml must hold at most" in require_refused(["fit", "--config", "bomb.yaml"], capsys, tmp_path)
     require_refused(["validate", "run"], capsys, tmp_path)
-    for command in ("resume", "predict", "report"):
+    for command in ("resume", "report"):
         assert "config.yaml cannot be read" in require_refused([command, "run"], capsys, tmp_path)
+    require_refused(["predict", "run", "--query", "x"], capsys, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_a_pipe_is_not_waited_for(words, tmp_path, monkeypatch, capsys):
     for name in ("pipe.yaml", "run"):
         require_refused(["resume", name], capsys, tmp_path)
     with pytest.raises(ValueError, match="--query must be a folder of images or an npz file that exists"):
-        _read_file("--query", Path("pipe.npz"), object.__new__(ImageInputs))
+        read_query(Path("pipe.npz"), object.__new__(ImageInputs), set())
 
 
 def test_binary_and_unreadable_files_are_named(tmp_path, monkeypatch, capsys):

@@ -14,25 +14,24 @@ import pytest
 import torch
 from as_played import as_if_played
 
-from obbo_lightning import cli, load
+from obbo_lightning import cli, load_model
+from obbo_lightning.config.registry import import_class, untrusted_source
 from obbo_lightning.experiments.market_comparison import _read_lanes
-from obbo_lightning.parts import class_named, only_installed
 from obbo_lightning.runs.checkpoints import CheckpointError, read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.serving.events import events_of
-from obbo_lightning.streams.fc100 import FIELDS, _unpickle, load_cifar100
-from obbo_lightning.streams.task_files import read_npz
+from obbo_lightning.streams.arriving.task_files import read_npz
+from obbo_lightning.streams.few_shot.fc100 import FIELDS, _unpickle, load_cifar100
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.module import OnlineBilevelModule
 
 SMALL = ["--config", "quadratic", "--rounds", "3", "--evaluation.tasks", "1", "--checkpoint.every", "1"]
 OWN = """
 from pathlib import Path
-from obbo_lightning.streams.quadratic import QuadraticData
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 Path("RAN").touch()
 
-class Mine(QuadraticData):
+class Mine(QuadraticStream):
     pass
 """
 
@@ -71,7 +70,8 @@ def poisoned(finished, tmp_path, monkeypatch):
 def test_no_command_runs_what_a_checkpoint_holds(poisoned, tmp_path, monkeypatch, capsys, variable, command):
     if variable:
         monkeypatch.setenv(variable, "1")
-    assert cli.main([command, str(poisoned), *(["out"] if command == "export" else [])]) == 2
+    more = {"export": ["out"], "predict": ["--query", "x"]}.get(command, [])
+    assert cli.main([command, str(poisoned), *more]) == 2
     error = capsys.readouterr().err
     assert "holds more than tensors and plain values" in error
     assert error.count("\n") == 1
@@ -91,8 +91,8 @@ def test_no_function_runs_what_a_checkpoint_holds(poisoned, tmp_path, monkeypatc
     loader = torch.utils.data.DataLoader([0], collate_fn=list)
     for read in (
         lambda: read_checkpoint(file),
-        lambda: load(file),
-        lambda: load(poisoned),
+        lambda: load_model(file),
+        lambda: load_model(poisoned),
         lambda: OnlineBilevelModule.load_from_checkpoint(file),
         lambda: ExactCheckpoints().load_checkpoint(file, weights_only=False),
         lambda: trainer.fit(module, loader, ckpt_path=str(file), weights_only=False),
@@ -137,7 +137,6 @@ def test_arrays_are_read_without_pickles(tmp_path, monkeypatch, capsys):
         lambda: load_cifar100.__wrapped__(tmp_path),
         lambda: read_npz((tmp_path / "evil.npz").read_bytes()),
         lambda: _read_lanes(SimpleNamespace(directory=run, label="x")),
-        lambda: events_of(run, tmp_path / "x.ckpt"),
     ):
         with pytest.raises(ValueError, match=r"npz file|damaged"):
             read()
@@ -197,7 +196,7 @@ COMMANDS = {
     "validate": ["validate", "RUN"],
     "test": ["test", "RUN"],
     "export": ["export", "RUN", "out"],
-    "predict": ["predict", "RUN"],
+    "predict": ["predict", "RUN", "--query", "x"],
     "report": ["report", "RUN"],
 }
 
@@ -258,10 +257,10 @@ def test_no_setting_of_a_run_imports_from_the_working_directory(finished, tmp_pa
 def test_the_working_directory_is_not_searched_for_what_a_file_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
-    with only_installed("trust it"):
-        class_named("collections.OrderedDict", "data")
+    with untrusted_source("trust it"):
+        import_class("collections.OrderedDict", "data")
         assert str(tmp_path) not in sys.path
-    class_named("collections.OrderedDict", "data")
+    import_class("collections.OrderedDict", "data")
     assert str(tmp_path) in sys.path
 
 
@@ -287,20 +286,19 @@ def test_a_checkpoint_and_an_export_do_not_run_a_file(finished, tmp_path, monkey
     (tmp_path / "mine.py").write_text(OWN)
     file = tmp_path / "round-1.ckpt"
     content = torch.load(sorted((finished / "checkpoints").glob("*.ckpt"))[-1], weights_only=True)
-    content["recipe"]["problem"]["part"] = f"{tmp_path}/mine.py:Mine"
+    content["recipe"]["problem"]["component"] = f"{tmp_path}/mine.py:Mine"
     torch.save(content, file)
     (tmp_path / "export").mkdir()
-    (tmp_path / "export" / "export.json").write_text(
-        '{"format": 1, "network": {"network": "mine.Mine", "with": {}}, "round": 1, "problem": "mine.Mine",'
-        ' "inputs": null, "with": {}, "inner": null}'
+    (tmp_path / "export" / "metadata.json").write_text(
+        '{"format": 1, "round": 1, "problem": "mine.Mine", "init_args": {}, "inputs": null, "inner": null}'
     )
     from safetensors.torch import save_file
 
     save_file({"x": torch.ones(1)}, tmp_path / "export" / "weights.safetensors")
     for read in (
-        lambda: load(file),
+        lambda: load_model(file),
         lambda: OnlineBilevelModule.load_from_checkpoint(file),
-        lambda: load(tmp_path / "export"),
+        lambda: load_model(tmp_path / "export"),
     ):
         with pytest.raises(ValueError, match="trust=True"):
             read()

@@ -1,48 +1,48 @@
-"""The networks against plain functions of their weights, and their norms."""
+"""CNN4, ResNet12, MLP and their norms, against plain functions of their weights."""
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from obbo_lightning import CNN4, MLP, ResNet12
+from obbo_lightning.networks import CNN4, MLP, ResNet12
 
 IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def standardised(maps, weight, bias):
-    """Batch norm from its definition."""
+def batch_norm(maps, weight, bias):
+    """Normalise by the definition of batch norm."""
     mean = maps.mean((0, 2, 3), keepdim=True)
     variance = (maps - mean).square().mean((0, 2, 3), keepdim=True)
     return (maps - mean) / (variance + 1e-5).sqrt() * weight.reshape(1, -1, 1, 1) + bias.reshape(1, -1, 1, 1)
 
 
-def weights_of(network, seed=0):
-    """Its weights in order, all of them moved away from where they start: a norm's are ones and zeros there."""
+def perturb_weights(network, seed=0):
+    """Return the weights in order after moving all of them, because those of a norm start as ones and zeros."""
     generator = torch.Generator().manual_seed(seed)
     for p in network.parameters():
         p.data += 0.3 * torch.randn(p.shape, generator=generator)
     return list(network.double().parameters())
 
 
-def test_cnn4_is_the_network_of_the_few_shot_literature():
+def test_cnn4_is_the_network_of_the_literature():
     network = CNN4(filters=4)
-    weights = weights_of(network)
+    weights = perturb_weights(network)
     maps = IMAGES.double()
     for conv, conv_bias, scale, shift in zip(*(iter(weights[:-2]),) * 4, strict=True):
         maps = functional.conv2d(maps, conv, conv_bias, padding=1)
-        maps = functional.max_pool2d(standardised(maps, scale, shift).clamp(min=0), 2)
+        maps = functional.max_pool2d(batch_norm(maps, scale, shift).clamp(min=0), 2)
     expected = maps.flatten(1) @ weights[-2].T + weights[-1]
     assert torch.allclose(network(IMAGES.double()), expected, rtol=1e-10)
 
 
-def test_resnet12_is_the_network_of_the_few_shot_literature():
+def test_resnet12_is_the_network_of_the_literature():
     network = ResNet12(width=2)
-    weights = iter(weights_of(network))
+    weights = iter(perturb_weights(network))
 
     def layer(maps):
         conv, scale, shift = (next(weights) for _ in range(3))
-        return standardised(functional.conv2d(maps, conv, padding=conv.shape[-1] // 2), scale, shift)
+        return batch_norm(functional.conv2d(maps, conv, padding=conv.shape[-1] // 2), scale, shift)
 
     maps, filters = IMAGES.double(), []
     for _ in range(4):
@@ -57,9 +57,9 @@ def test_resnet12_is_the_network_of_the_few_shot_literature():
     assert torch.allclose(network(IMAGES.double()), maps.mean((2, 3)) @ linear.T + bias, rtol=1e-10)
 
 
-def test_an_mlp_is_products_and_relus_of_the_flattened_example():
+def test_mlp_is_products_and_relus_of_the_flattened_example():
     network = MLP(ways=3, shape=[2, 4], widths=[5, 6])
-    a, a_bias, b, b_bias, c, c_bias = (w.detach().numpy() for w in weights_of(network))
+    a, a_bias, b, b_bias, c, c_bias = (w.detach().numpy() for w in perturb_weights(network))
     examples = np.random.default_rng(0).normal(size=(7, 2, 4))
     hidden = np.maximum(examples.reshape(7, 8) @ a.T + a_bias, 0)
     expected = np.maximum(hidden @ b.T + b_bias, 0) @ c.T + c_bias
@@ -72,7 +72,7 @@ def test_sizes_are_those_of_the_literature():
     assert sizes == [114_373, 12_427_525]
 
 
-def test_relu_after_the_pool_is_relu_before_it_derivatives_too():
+def test_relu_commutes_with_pooling_in_value_and_derivatives():
     torch.manual_seed(0)
     ours = CNN4(filters=3)
     usual = CNN4(filters=3)
@@ -92,7 +92,7 @@ def test_relu_after_the_pool_is_relu_before_it_derivatives_too():
 
 @pytest.mark.parametrize("norm", ["batch", "group", "layer", "none"])
 @pytest.mark.parametrize("make", [lambda norm: CNN4(filters=8, norm=norm), lambda norm: ResNet12(width=2, norm=norm)])
-def test_only_batch_norm_looks_at_the_other_images_and_no_norm_remembers(make, norm):
+def test_only_batch_norm_depends_on_the_other_images_and_no_norm_has_buffers(make, norm):
     torch.manual_seed(0)
     network = make(norm)
     together, alone = network(IMAGES), network(IMAGES[:3])
@@ -102,7 +102,7 @@ def test_only_batch_norm_looks_at_the_other_images_and_no_norm_remembers(make, n
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "layer", "none"])
-def test_vectors_have_the_same_norms(norm):
+def test_norms_of_vectors(norm):
     torch.manual_seed(0)
     network, vectors = MLP(ways=2, shape=[7], widths=[8], norm=norm), torch.randn(6, 7)
     assert torch.allclose(network(vectors)[:3], network(vectors[:3]), atol=1e-6) == (norm != "batch")
@@ -114,7 +114,7 @@ def test_vectors_have_the_same_norms(norm):
 
 
 @pytest.mark.parametrize("network", [CNN4(filters=2), ResNet12(width=2), MLP()])
-def test_every_network_has_its_last_layer_in_the_same_place(network):
+def test_last_layer_is_called_linear(network):
     assert isinstance(network.linear, torch.nn.Linear)
     assert network.linear.out_features == 5
     assert list(dict(network.named_parameters()))[-2:] == ["linear.weight", "linear.bias"]
@@ -135,6 +135,6 @@ def test_every_network_has_its_last_layer_in_the_same_place(network):
         (lambda: CNN4(norm="bn"), "problem.network.norm must be one of batch, group, layer, none, got 'bn'"),
     ],
 )
-def test_impossible_networks_are_refused_by_name(make, message):
+def test_unusable_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         make()

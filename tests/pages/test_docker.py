@@ -1,4 +1,4 @@
-"""The images without a Docker engine: linted, held to their rules, and what they run is run."""
+"""The Docker images without a Docker engine: linted, checked for consistency, and built in a folder (nightly)."""
 
 import json
 import os
@@ -22,7 +22,7 @@ HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
 def read_stages():
-    """Name: (base, [(instruction, arguments), ...]) of every stage, in order."""
+    """Return the base image and the instructions of every stage, in order."""
     text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     stages = {}
     for line in filter(None, text.splitlines()):
@@ -36,33 +36,25 @@ def read_stages():
 
 
 STAGES = read_stages()
-BASES = [base for base, _ in STAGES.values() if base not in STAGES]
 
 
-def words(stage, wanted):
+def arguments_of(stage, wanted):
     return [arguments.split() for instruction, arguments in STAGES[stage][1] if instruction == wanted]
-
-
-def copied(stage):
-    """The files and folders of the context that a stage copies."""
-    copies = [arguments for arguments in words(stage, "COPY") if not arguments[0].startswith("--from")]
-    return {source for arguments in copies for source in arguments[:-1]}
 
 
 def covers(source, path):
     return path == source or path.startswith(f"{source}/")
 
 
-def context(directory):
-    """What Docker would send of a directory to copy from."""
+def files_sent(directory):
+    """Return the files that Docker would send of a directory, without those that it always sends."""
     patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
-    sent = exclude_paths(str(directory), patterns, "docker/Dockerfile")
-    sent -= {"docker/Dockerfile", ".dockerignore"}  # always sent, for Docker itself to read
+    sent = exclude_paths(str(directory), patterns, "docker/Dockerfile") - {"docker/Dockerfile", ".dockerignore"}
     return {path for path in sent if (directory / path).is_file()}
 
 
 def lint(dockerfile, directory):
-    # From another directory and without pragmas: nothing can ask for less.
+    # In another directory and without pragmas, so that no local file switches rules off.
     command = [HADOLINT, "--disable-ignore-pragma", "-"]
     return subprocess.run(command, input=dockerfile, cwd=directory, capture_output=True, text=True)
 
@@ -73,75 +65,53 @@ def test_hadolint_finds_nothing(tmp_path):
     assert "DL3006" in lint("FROM python\n", tmp_path).stdout  # it would have
 
 
-def test_base_tags_are_whole_versions_of_one_python():
-    versions = [re.fullmatch(r"python:(\d+\.\d+\.\d+)(-slim)?-bookworm", base)[1] for base in BASES]
-    assert len(versions) == 2
-    assert len(set(versions)) == 1  # a virtual environment moves from one to the other
-
-
-def test_no_registry_host_is_named():
-    assert all("/" not in base for base in BASES)
+def test_base_images_are_of_one_python_version():
+    bases = [base for base, _ in STAGES.values() if base not in STAGES]
+    versions = {re.fullmatch(r"python:(\d+\.\d+\.\d+)(-slim)?-bookworm", base)[1] for base in bases}
+    assert len(versions) == 1  # the virtual environment is copied from one to the other
     for path in [*(ROOT / "docker").iterdir(), ROOT / ".dockerignore", ROOT / "docs" / "containers.md"]:
-        assert "://" not in path.read_text(), path
+        assert "://" not in path.read_text(), path  # no registry
 
 
-def test_the_entry_point_is_the_command_line_and_its_default_is_fit():
-    _, instructions = STAGES["cpu"]
-    assert instructions[-2:] == [("ENTRYPOINT", '["python", "-m", "obbo_lightning"]'), ("CMD", '["fit"]')]
-    base, added = STAGES["cuda"]
-    assert base == "cpu"
-    assert [instruction for instruction, _ in added] == ["ENV"]  # everything else is inherited
-
-
-def test_the_user_is_a_fixed_number_that_is_not_root():
+def test_image_runs_fit_as_a_user_that_is_not_root():
     instructions = STAGES["cpu"][1]
+    assert instructions[-2:] == [("ENTRYPOINT", '["python", "-m", "obbo_lightning"]'), ("CMD", '["fit"]')]
     names = [instruction for instruction, _ in instructions]
-    assert names.count("USER") == 1
-    assert names.index("USER") < names.index("ENTRYPOINT")
-    assert "RUN" not in names[names.index("USER") :]
     user = dict(instructions)["USER"]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    assert "RUN" not in names[names.index("USER") :]
     assert f"useradd --uid {user.split(':')[0]} " in dict(reversed(instructions))["RUN"]
+    base, added = STAGES["cuda"]
+    assert (base, [instruction for instruction, _ in added]) == ("cpu", ["ENV"])
 
 
-def test_only_what_is_copied_is_sent_to_docker():
-    sources, sent = set().union(*map(copied, STAGES)), context(ROOT)
+def test_docker_is_sent_exactly_the_files_that_are_copied(tmp_path):
+    copies = [words for stage in STAGES for words in arguments_of(stage, "COPY") if not words[0].startswith("--from")]
+    sources, sent = {source for words in copies for source in words[:-1]}, files_sent(ROOT)
     assert {source for source in sources if not any(covers(source, path) for path in sent)} == set()
     assert {path for path in sent if not any(covers(source, path) for source in sources)} == set()
-
-
-def test_history_runs_data_tests_documents_and_caches_stay_out(tmp_path):
-    outside = [".git/HEAD", "runs/a/metrics.csv", "data/cifar100.npz", "tests/test_a.py", "docs/a.md"]
-    caches = ["obbo_lightning/core/__pycache__/a.pyc", ".pytest_cache/a", ".mypy_cache/a", ".venv/bin/a"]
-    inside = ["obbo_lightning/core/a.py", "configs/compare/a.yaml", "pyproject.toml"]
-    for path in [*outside, *caches, *inside]:
+    left_out = [".git/HEAD", "runs/a/metrics.csv", "data/cifar100.npz", "tests/test_a.py", "docs/a.md"]
+    left_out += ["obbo_lightning/core/__pycache__/a.pyc", ".pytest_cache/a", ".mypy_cache/a", ".venv/bin/a"]
+    wanted = ["obbo_lightning/core/a.py", "configs/compare/a.yaml", "pyproject.toml"]
+    for path in [*left_out, *wanted]:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
-    assert context(tmp_path) == set(inside)
+    assert files_sent(tmp_path) == set(wanted)
 
 
 @pytest.mark.parametrize(("service", "target"), [("cpu", "cpu"), ("gpu", "cuda")])
 def test_compose_builds_and_runs_what_the_dockerfile_declares(service, target):
-    service = COMPOSE["services"][service]
-    build = service["build"]
+    config = COMPOSE["services"][service]
+    build = config["build"]
     assert (ROOT / "docker" / build["context"]).resolve() == ROOT
     assert ROOT / build["dockerfile"] == DOCKERFILE
     assert build["target"] == target in STAGES
-    assert set(build["args"]) == {arguments[0].split("=")[0] for arguments in words("dependencies", "ARG")}
-    assert {"WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"} <= set(service["environment"])  # no value: passed on
-    mounted = dict(volume.rsplit(":", 1)[::-1] for volume in service["volumes"])
+    assert set(build["args"]) == {words[0].split("=")[0] for words in arguments_of("dependencies", "ARG")}
+    mounted = dict(volume.rsplit(":", 1)[::-1] for volume in config["volumes"])
     assert list(mounted) == json.loads(dict(STAGES["cpu"][1])["VOLUME"])
-    assert mounted["/data"] == "${OBBO_DATA:-data}"
     assert {re.search(":-(.*)}", source)[1] for source in mounted.values()} == set(COMPOSE["volumes"])
     assert "OBBO_DATA=/data" in dict(STAGES["cpu"][1])["ENV"].split()
-    assert "shm_size" in service
-
-
-def test_compose_reserves_the_gpus_for_the_gpu_service_alone():
-    (device,) = COMPOSE["services"]["gpu"]["deploy"]["resources"]["reservations"]["devices"]
-    assert device["driver"] == "nvidia"
-    assert device["capabilities"] == ["gpu"]
-    assert "deploy" not in COMPOSE["services"]["cpu"]
+    assert ("deploy" in config) == (service == "gpu")
 
 
 def test_install_refuses_an_unknown_step_in_one_line():
@@ -152,8 +122,8 @@ def test_install_refuses_an_unknown_step_in_one_line():
 
 @pytest.mark.slow  # -m "not slow" must leave it out too
 @pytest.mark.nightly
-def test_the_commands_of_the_image_give_an_installation_that_plays():
-    """COPY and RUN of every stage in order, with the image's paths under one directory: minutes, and gigabytes."""
+def test_commands_of_the_image_install_a_package_that_runs():
+    """Run COPY and RUN of every stage in order, with the image's paths below one directory: minutes, and gigabytes."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name).resolve()
         source, work = root / "source", root / "work"
@@ -170,7 +140,7 @@ def test_the_commands_of_the_image_give_an_installation_that_plays():
 
         def build(instruction, arguments, directory):
             if instruction == "COPY" and directory == source:
-                for path in context(ROOT):
+                for path in files_sent(ROOT):
                     if any(covers(copy, path) for copy in arguments.split()[:-1]):
                         (source / path).parent.mkdir(parents=True, exist_ok=True)
                         shutil.copy(ROOT / path, source / path)

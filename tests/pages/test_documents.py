@@ -1,64 +1,141 @@
-"""What the documents say is executed."""
+"""The documents: their code runs, their commands are accepted, their links and versions are right."""
 
+import glob
+import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
+import yaml
+from matplotlib.figure import Figure
+from small_runs import fit_images, write_image_classes
 
-from obbo_lightning import cli, parts
+import obbo_lightning
+from obbo_lightning import cli
+from obbo_lightning.config import registry
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+HOW_TOS = [document for document in DOCUMENTS if document.parent.name == "howto"]
+OTHERS = [document for document in DOCUMENTS if document not in HOW_TOS]
+BLOCK = re.compile(r"```(\w+)\n(.*?)```", flags=re.DOTALL)
+SAVE = re.compile(r"Save this as\s`([\w.]+)`")
+SMALL = ["--rounds", "3", "--evaluation.tasks", "2", "--evaluation.baselines", "false"]
 
 
-def code_blocks(text, language):
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+def blocks_of(text, *languages):
+    return [block for language, block in BLOCK.findall(text) if language in languages]
+
+
+def commands_of(block):
+    """Return the arguments of each command of the package in a block of shell code."""
+    lines = block.replace("\\\n", " ").splitlines()
+    found = (shlex.split(line.partition("obbo_lightning ")[2], comments=True) for line in lines)
+    return [words for words in found if words]
+
+
+def execute(code, name, namespace=None):
+    torch.manual_seed(0)
+    exec(compile(code, name, "exec"), {"__name__": "document"} if namespace is None else namespace)
 
 
 @pytest.fixture
-def beside_the_examples(tmp_path, monkeypatch):
-    """An empty folder to write to, with the files of examples/ to import; and names as they were afterwards."""
+def example_folder(tmp_path, monkeypatch):
+    """Work in a folder with the files of examples/; restore registered names and imported examples afterwards."""
+    for file in (ROOT / "examples").glob("*.*"):
+        shutil.copy(file, tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    monkeypatch.setattr(parts, "KINDS", {k: v._replace(names=dict(v.names)) for k, v in parts.KINDS.items()})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "KINDS", {k: v._replace(names=dict(v.names)) for k, v in registry.KINDS.items()})
     yield
     for name in [name for name in sys.modules if name.startswith("my_")]:
         del sys.modules[name]
 
 
-def make_an_export():
-    """What the page on predictions has made with its commands, in small."""
-    from served import played, write_classes
-
-    data = write_classes(Path("characters"), range(1, 11), 6)
-    flags = ["--data", "images", "--data.path", str(data), "--data.image_size", "16", "--data.ways", "2"]
-    run = played(Path(), *flags, "--data.shots", "3", "--data.queries", "3", "--problem.network.filters", "2")
+def make_small_export():
+    """Make what the commands of the page on predicting make, from less data."""
+    run = fit_images(Path(), write_image_classes(Path("characters"), range(1, 11), 6))
     assert cli.main(["export", str(run), "export"]) == 0
-    write_classes(Path("support"), (11, 12, 13), 2)
-    write_classes(Path("query"), (11, 12, 13), 1)
+    write_image_classes(Path("support"), (11, 12, 13), 2)
+    write_image_classes(Path("query"), (11, 12, 13), 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # of Lightning's own loader
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.parent.name != "howto"], ids=lambda p: p.name)
-def test_python_blocks_run(document, capsys, beside_the_examples):
+@pytest.mark.parametrize("document", OTHERS, ids=lambda path: path.name)
+def test_python_blocks_run(document, capsys, example_folder):
     if document.name == "predicting.md":
-        make_an_export()
-    for block in code_blocks(document.read_text(), "python"):
-        torch.manual_seed(0)
-        exec(compile(block, document.name, "exec"), {"__name__": "document"})
+        make_small_export()
+    for block in blocks_of(document.read_text(), "python"):
+        execute(block, document.name)
+    printed = capsys.readouterr().out
     if document.name == "lightning.md":
-        printed = capsys.readouterr().out
         assert "the best weight is" in printed
         assert "test/explained" in printed
         assert Path("best/last.sha256").is_file()
     if document.name == "predicting.md":
-        assert capsys.readouterr().out.splitlines()[-1].count("stripes1") == 3
+        assert printed.splitlines()[-1].count("stripes1") == 3
+
+
+def make_small(words):
+    """Return a command with globs expanded, made short, and as a plan only where it starts many runs."""
+    words = [match for word in words for match in (sorted(glob.glob(word)) or [word])]
+    if words[0] == "fit":
+        return [*words, *SMALL]
+    if words[0] == "resume":
+        return [*words[:-1], "4"]
+    return [*words, "--dry_run"] if words[0] in ("compare", "tune") else words
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize("page", HOW_TOS, ids=lambda path: path.stem)
+def test_how_to_works_from_first_line_to_last(page, example_folder, capsys):
+    text, count = page.read_text(), 0
+    for match in BLOCK.finditer(text):
+        language, block = match.groups()
+        for name in SAVE.findall(text[: match.start()].rpartition("```")[2])[-1:]:
+            Path(name).write_text(block)
+        if language in ("python", "py") and "plot_comparison" not in block:  # it would need the runs of a comparison
+            execute(block, page.name)
+        for words in commands_of(block) if language == "bash" else ():
+            if words[0] != "report":  # it would need the runs of a comparison, too
+                assert cli.main(make_small(words)) == 0, (words, capsys.readouterr().err)
+                count += 1
+    assert count or page.stem == "module"
+
+
+def test_start_pages_link_to_every_how_to():
+    for document in ("README.md", "docs/index.md"):
+        assert all(f"howto/{page.name})" in (ROOT / document).read_text() for page in HOW_TOS), document
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_notebook_runs_and_is_committed_without_outputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "docs" / "tour.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    names = {"__name__": "tour"}
+    for cell in cells:
+        assert (cell["outputs"], cell["execution_count"]) == ([], None)
+        lines = [line for line in "".join(cell["source"]).splitlines() if not line.startswith("%")]
+        if lines[-1].startswith("obbo.plot"):  # the notebook shows its value
+            assert isinstance(eval("\n".join(lines), names), Figure)
+        else:
+            execute("\n".join(lines), "tour.ipynb", names)
+    plt.close("all")
+    assert names["paths"]["multiplies"][-1] > 10 * names["paths"]["adds"][-1]
 
 
 def test_pages_show_the_files_that_they_name():
@@ -67,92 +144,60 @@ def test_pages_show_the_files_that_they_name():
     assert len(shown) == 2
     for name, block in shown:
         assert (ROOT / name).read_text() == block, name
-    (script,) = code_blocks((ROOT / "docs" / "lightning.md").read_text(), "python")
+    (script,) = blocks_of((ROOT / "docs" / "lightning.md").read_text(), "python")
     assert (ROOT / "examples" / "with_a_trainer.py").read_text().endswith(script)
     assert len(script.splitlines()) <= 30
 
 
-def test_the_library_example_does_what_the_readme_says_in_at_most_15_lines(capsys):
-    _, example = code_blocks(README, "python")
-    assert len(example.splitlines()) <= 15
-    torch.manual_seed(0)
-    exec(compile(example, "README.md", "exec"), {"__name__": "document"})
+def test_example_of_the_readme_learns_in_at_most_16_lines(capsys):
+    _, example = blocks_of(README, "python")
+    assert len(example.splitlines()) <= 16
+    execute(example, "README.md")
     weights = [float(w) for w in re.findall(r"weight ([\d.]+)", capsys.readouterr().out)]
     assert len(weights) == 50
     assert weights[-1] > 2 * weights[0]
-
-
-def test_the_readme_shows_the_two_commands():
-    commands = "".join(code_blocks(README, "bash"))
+    commands = "".join(blocks_of(README, "bash"))
     assert "pip install -e . && python -m obbo_lightning fit\n" in commands
-    assert "pip install -e '.[dev]' && python -m pytest\n" in commands
+    assert "pip install -e '.[dev]' && python -m pytest\n" in commands  # .ci/run takes it from here
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
-def test_links_lead_somewhere(document):
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_point_to_files(document):
     targets = re.findall(r"\]\(([^)#:]+)\)", document.read_text())
     assert targets or document.name != "README.md"
     for target in targets:
         assert (document.parent / target).exists(), target
 
 
-def test_every_config_is_complete_and_commented():
-    from obbo_lightning.settings.layers import read_layers
-    from obbo_lightning.settings.schema import complete
+def fit_commands():
+    for document in OTHERS:
+        for block in blocks_of(document.read_text(), "bash"):
+            for words in commands_of(block):
+                if words[0] == "fit":
+                    yield pytest.param(words[1:], id=f"{document.name}: {' '.join(words[1:])[:60]}")
+
+
+@pytest.mark.parametrize("words", list(fit_commands()))
+def test_fit_commands_are_accepted(words, monkeypatch):
+    monkeypatch.chdir(ROOT / "examples")
+    config, switches = parse_arguments(words)
+    complete_config(config)
+    assert switches <= {"help", "print_config"}
+
+
+def test_shipped_configs_can_be_built_and_have_a_comment():
     from obbo_lightning.training.run import build
 
     paths = sorted((ROOT / "configs").glob("*.yaml"))
     assert {"default", "fc100", "market", "quadratic"} <= {path.stem for path in paths}
     for path in paths:
-        settings, _ = read_layers(["--config", str(path)])
-        settings = complete(settings)
-        if settings["data"]["name"] != "fc100":  # whose files a clone does not have
-            build(settings)
+        config = complete_config(parse_arguments(["--config", str(path)])[0])
+        if config["data"]["name"] != "fc100":  # its data files are not in the repository
+            build(config)
         assert path.read_text().startswith("#"), path
 
 
-def commands():
-    """Every `fit` of the documents, with its document; how-tos are played by their own test."""
-    for document in (one for one in DOCUMENTS if one.parent.name != "howto"):
-        for block in code_blocks(document.read_text(), "bash"):
-            for line in block.replace("\\\n", " ").splitlines():
-                if "obbo_lightning fit" in line:
-                    words = shlex.split(line.partition("obbo_lightning fit")[2], comments=True)
-                    yield pytest.param(words, id=f"{document.name}: {' '.join(words)[:60]}")
-
-
-@pytest.mark.parametrize("words", list(commands()))
-def test_a_command_of_the_documents_is_accepted(words, monkeypatch):
-    """Keys, types and names, as `fit` checks them before it reads any data."""
-    from obbo_lightning.settings.layers import read_layers
-    from obbo_lightning.settings.schema import complete
-
-    monkeypatch.chdir(ROOT / "examples")
-    settings, switches = read_layers(words)
-    complete(settings)
-    assert switches <= {"help", "print_config"}
-
-
-def predictions():
-    """Every `predict` of a market run in the documents."""
-    for block in code_blocks((ROOT / "docs" / "experiments" / "market.md").read_text(), "bash"):
-        for line in block.splitlines():
-            if "obbo_lightning predict" in line:
-                yield shlex.split(line.partition("obbo_lightning predict")[2], comments=True)
-
-
-def test_forecasts_of_the_documents_are_accepted():
-    from obbo_lightning.cli.flags import Flags
-
-    assert len(list(predictions())) == 3
-    for words in predictions():
-        assert Flags("predict", "market").parse_args(words).directory == "RUN_DIR"
-
-
-def test_a_command_with_a_mistake_would_be_noticed():
-    from obbo_lightning.settings.layers import read_layers
-    from obbo_lightning.settings.schema import complete
-
-    assert len(list(commands())) > 25
-    with pytest.raises(ValueError, match=r"problem\.network\.norms"):
-        complete(read_layers(["--problem.network.norms", "group"])[0])
+def test_version_is_that_of_citation_and_changelog():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    newest = re.findall(r"^## (\d[\w.]*)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[0]
+    assert citation == newest == obbo_lightning.__version__

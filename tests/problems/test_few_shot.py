@@ -1,3 +1,5 @@
+"""Few-shot problems with any network: losses, hypergradients, dropout, precision, and scores."""
+
 import math
 from functools import partial
 
@@ -5,156 +7,198 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy import F64
+from torch.nn import functional
+from toy import OWN_SIZE, OwnNetwork, own_network
 
-from obbo_lightning import CNN4, MLP, OBBO, FewShot, FixedPoint, GradientDescent, ResNet12, Unrolled, cli
-from obbo_lightning.checks.differences import central_difference
-from obbo_lightning.core.estimates import estimate
-from obbo_lightning.core.memory import Warm
+from obbo_lightning import OBBO, FewShot
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.oracle import Oracle
-from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.recipes import make_again, recipe_of
-from obbo_lightning.streams.synthetic import SyntheticStream
+from obbo_lightning.core.randomness import Key, Sample, derive_seed
+from obbo_lightning.core.round import estimate_hypergradient
+from obbo_lightning.hypergradients import FixedPoint, Unrolled
+from obbo_lightning.networks import CNN4, MLP
+from obbo_lightning.solvers import GradientDescent
+from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
+from obbo_lightning.testing import problem as contract
+from obbo_lightning.testing.differences import central_difference
 
-SMALL = {"image_size": 16, "ways": 3, "shots": 2, "queries": 3}
-TINY = partial(CNN4, filters=2)
-
-
-@pytest.fixture(scope="module")
-def stream():
-    return SyntheticStream(**SMALL)
+TINY = partial(CNN4, ways=3, image_size=16, filters=2)
+VECTORS = partial(MLP, ways=3, shape=[4], widths=[6])
+LOSSES = ("inner_loss", "outer_loss")
 
 
 def double(task):
     return {k: v.double() if v.is_floating_point() else v for k, v in task.items()}
 
 
-def test_the_networks_size_is_the_designs():
+@pytest.fixture(scope="module")
+def image_task():
+    return SyntheticStream(image_size=16, ways=3, shots=2, queries=3).train[0]
+
+
+def vector_task(seed):
+    """Return 4 support and 5 query vectors for each of 3 classes."""
+    g = torch.Generator().manual_seed(seed)
+    labels = {"support": torch.arange(12) // 4, "query": torch.arange(15) // 5}
+    examples = {k: torch.randn(len(y), 4, generator=g) + y.unsqueeze(-1) for k, y in labels.items()}
+    return examples | {f"{k}_labels": y for k, y in labels.items()}
+
+
+TASKS = [vector_task(seed) for seed in range(30)]
+TASK = TASKS[0]
+
+
+def test_lambda_is_the_trainable_parameters_and_the_logarithm_of_a_learned_proximity():
+    assert isinstance(FewShot().network.template, CNN4)
     assert FewShot().initial_outer(0).shape == (1, 114_373)
     assert FewShot(learn_proximity=True).initial_outer(0).shape == (1, 114_374)
+    problem = FewShot(OwnNetwork)
+    assert problem.initial_outer(0).shape == (1, OWN_SIZE)
+    assert problem.notes()["parameters"] == OWN_SIZE
+    learned = FewShot(OwnNetwork, proximity=0.3, learn_proximity=True)
+    outer = learned.initial_outer(3)
+    assert torch.equal(outer[:, :-1], problem.initial_outer(3))
+    assert float(learned.proximity_at(outer)) == pytest.approx(0.3)
+    assert FewShot(OwnNetwork, proximity=0).proximity_at(outer) == 0
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_losses_are_those_of_the_module_in_its_mode_on_its_own_examples(mode):
+    network = own_network(mode)
+    problem = FewShot(network, proximity=0.3)
+    before = {k: v.clone() for k, v in problem.network.template.state_dict().items()}
+    outer = problem.initial_outer(0)
+    inner = outer + 0.01
+    found = {}
+    for name, other in zip(LOSSES, ("query", "support"), strict=True):
+        task = {**TASK, other: torch.full_like(TASK[other], torch.nan), f"{other}_labels": TASK[f"{other}_labels"] + 99}
+        found[name], again = (getattr(problem, name)(outer, inner, task) for _ in range(2))
+        assert torch.equal(found[name], again)
+    assert all(torch.equal(v, before[k]) for k, v in problem.network.template.state_dict().items())
+    accuracy = problem.scores(outer, inner, {**TASK, "support": TASK["support"] * torch.nan})["accuracy"]
+    with torch.no_grad():
+        for p in network.parameters():
+            p += 0.01 if p.requires_grad else 0.0
+        logits = {name: network(TASK[name]) for name in ("support", "query")}
+    fit = functional.cross_entropy(logits["support"], TASK["support_labels"])
+    assert float(found["inner_loss"]) == pytest.approx(float(fit + 0.15 * OWN_SIZE * 0.01**2), rel=1e-5)
+    query = functional.cross_entropy(logits["query"], TASK["query_labels"])
+    assert float(found["outer_loss"]) == pytest.approx(float(query), rel=1e-5)
+    hits = logits["query"].argmax(-1) == TASK["query_labels"]
+    assert float(accuracy) == pytest.approx(float(hits.float().mean()))
+    assert problem.transductive == (mode == "train")
+    assert problem.notes()["predictions"].startswith("transductive" if mode == "train" else "inductive")
 
 
 @pytest.mark.parametrize("learn_proximity", [False, True])
-def test_few_shot_meets_the_contract_of_a_problem(stream, learn_proximity):
-    problem = stream.problem(network=TINY, proximity=0.7, learn_proximity=learn_proximity)
+def test_few_shot_problems_keep_their_contract(image_task, learn_proximity):
+    problem = FewShot(TINY, proximity=0.7, learn_proximity=learn_proximity)
     outer = problem.initial_outer(1).double()
-    inner = problem.inner_from_outer(outer) + 0.01
-    task = double(stream.train[0])
-    # a batch of 2 has other statistics than the whole task: samples of batch norm are not unbiased
-    from obbo_lightning.checks import problem as checks
-
-    for check in (checks._check_losses, checks._check_lanes):
-        check(problem, outer, inner, task)
-    checks._check_mixed_term(problem, outer, inner, task, 1e-9)
+    arguments = problem, outer, problem.inner_from_outer(outer) + 0.01, double(image_task)
+    # Not all of check_problem: a batch of 2 has other statistics, so samples of batch norm are not unbiased.
+    contract._check_losses(*arguments)
+    contract._check_lanes(*arguments)
+    contract._check_mixed_term(*arguments, 1e-9)
 
 
-def test_the_hypergradient_of_the_network_is_right_also_by_its_proximity(stream):
-    problem = stream.problem(network=TINY, proximity=0.7, learn_proximity=True)
-    task, outer = double(stream.train[0]), problem.initial_outer(1).double()
-    solver = GradientDescent(steps=2, lr=0.05, start="outer")
-    found = Unrolled()(Oracle(problem, outer, task), solver, None, None)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_the_hypergradient_is_that_of_central_differences_also_in_the_proximity(dropout, mode):
+    problem = FewShot(own_network(mode, dropout), proximity=0.7, learn_proximity=True)
+    task, outer = double(TASK), problem.initial_outer(1).double()
+    solver, key = GradientDescent(steps=2, lr=0.05, start="outer"), Key(seed=4)
+    found = Unrolled()(Oracle(problem, outer, task, key), solver, None, None)
 
-    def along(coordinates):
-        def loss(shift):
-            point = outer.clone()
-            point[:, coordinates] += shift
-            inner = solver(Oracle(problem, point, task), None)
-            return problem.outer_loss(point, inner, task)
+    def loss(point):
+        return problem.outer_loss(point, solver(Oracle(problem, point, task, key), None), task)
 
-        return loss
-
-    coordinates = [0, 50, 100, -1]  # the last is log γ
-    expected = central_difference(along(coordinates), torch.zeros(1, 4, dtype=F64), step=1e-5)
-    assert torch.allclose(found.value[:, coordinates], expected, rtol=1e-5, atol=1e-8)
-    assert FixedPoint(2)(Oracle(problem, outer, task), solver, None, None).value.shape == outer.shape
+    assert torch.allclose(found.value, central_difference(loss, outer, step=1e-3), rtol=1e-6, atol=1e-8)
 
 
-def test_the_memory_layout_of_images_changes_no_hypergradient(stream):
-    class AsItCame(FewShot):
-        def laid_out(self, task):
+def test_the_memory_layout_of_images_does_not_change_a_hypergradient(image_task):
+    class SameLayout(FewShot):
+        def for_gradients(self, task):
             return task
 
-    network = partial(CNN4, ways=3, image_size=16, filters=4)
-    task, solver = double(stream.train[0]), GradientDescent(steps=5, lr=0.05, start="outer")
-    outer = FewShot(network).initial_outer(1).double()
-    laid_out = FewShot(network).laid_out(task)
-    assert laid_out["support"].is_contiguous(memory_format=torch.channels_last)
-    one, two = (
-        FixedPoint(4)(Oracle(problem, outer, task), solver, None, None).value
-        for problem in (FewShot(network), AsItCame(network))
-    )
+    task, solver = double(image_task), GradientDescent(steps=5, lr=0.05, start="outer")
+    problems = [FewShot(TINY), SameLayout(TINY)]
+    outer = problems[0].initial_outer(1).double()
+    assert problems[0].for_gradients(task)["support"].is_contiguous(memory_format=torch.channels_last)
+    one, two = (FixedPoint(4)(Oracle(problem, outer, task), solver, None, None).value for problem in problems)
     assert float((one - two).norm() / two.norm()) < 1e-12
 
 
-def test_the_network_is_handed_out_with_the_current_weights(stream):
-    problem = stream.problem(network=TINY, learn_proximity=True)
-    outer = problem.initial_outer(3)
-    network = problem.loaded_network(outer)
-    flat = torch.cat([p.detach().flatten() for p in network.parameters()])
-    assert torch.equal(flat, outer[0, :-1])
-    task = stream.train[0]
-    assert torch.allclose(network(task["query"]), problem._logits(outer[:, :-1], task["query"]), atol=1e-5)
+def test_dropout_is_drawn_from_the_sample_and_left_out_without_one():
+    noisy, quiet = FewShot(partial(OwnNetwork, dropout=0.5)), FewShot(OwnNetwork)
+    outer = quiet.initial_outer(0)
+    assert (noisy.is_stochastic, quiet.is_stochastic) == (True, False)
+    assert not FewShot(OwnNetwork(dropout=0.5).eval()).is_stochastic
+    assert torch.equal(noisy.initial_outer(0), outer)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    for name in LOSSES:
+        one, two, again = (getattr(noisy, name)(outer, outer, TASK, Sample(seed, None)) for seed in (1, 2, 1))
+        assert torch.equal(one, again)
+        assert not torch.equal(one, two)
+        assert torch.equal(getattr(noisy, name)(outer, outer, TASK), getattr(quiet, name)(outer, outer, TASK))
+    assert torch.equal(noisy.scores(outer, outer, TASK)["accuracy"], quiet.scores(outer, outer, TASK)["accuracy"])
+    assert torch.equal(torch.get_rng_state(), before)  # the global generator is unchanged
 
 
-def test_initialisation_depends_on_the_seed_and_leaves_the_global_generator_alone():
-    problem = FewShot(TINY)
-    torch.manual_seed(0)
-    expected = torch.rand(1)
-    torch.manual_seed(0)
-    one, two, other = (problem.initial_outer(seed) for seed in (1, 1, 2))
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
-    assert torch.equal(torch.rand(1), expected)
-    assert math.isclose(
-        float(FewShot(TINY, proximity=0.3, learn_proximity=True).initial_outer(0)[0, -1].exp()), 0.3, rel_tol=1e-6
-    )
-
-
-@pytest.mark.parametrize("network", [TINY, partial(MLP, widths=[3], norm="layer"), partial(ResNet12, width=1)])
-def test_a_problem_can_be_written_down_and_made_again(stream, network):
-    problem = stream.problem(network=network, proximity=0.2, learn_proximity=True)
-    again = make_again(recipe_of(problem))
-    assert torch.equal(problem.initial_outer(3), again.initial_outer(3))
-    assert again.proximity == 0.2
-
-
-def test_bf16_is_for_inner_steps_alone():
-    """The hypergradient at ω^K is the one that full precision gives at that very ω^K."""
-    stream = SyntheticStream(image_size=16)
-    problem, task = FewShot(partial(CNN4, image_size=16, filters=8)), stream.train[0]
+def test_rows_come_from_the_sample_and_dropout_masks_from_a_seed_derived_from_it():
+    network, sample = OwnNetwork(dropout=0.5), Sample(11, 4)
+    problem = FewShot(network, proximity=0.0)
     outer = problem.initial_outer(0)
-    found = {}
+    for name, kind in zip(LOSSES, ("support", "query"), strict=True):
+        examples, labels = TASK[kind], TASK[f"{kind}_labels"]
+        rows = torch.randint(len(labels), (4,), generator=torch.Generator().manual_seed(11))
+        torch.manual_seed(derive_seed(11, "dropout"))
+        expected = functional.cross_entropy(network(examples[rows]), labels[rows])
+        assert torch.allclose(getattr(problem, name)(outer, outer, TASK, sample), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("network", [VECTORS, OwnNetwork])
+def test_stacked_tasks_are_lanes(network):
+    problem, tasks = FewShot(network), TASKS[:3]
+    outer, lanes = problem.initial_outer(0), problem.stack_as_lanes(tasks)
+    assert lanes["support"].shape == (3, 12, 4)
+    assert problem.for_gradients(lanes) is lanes
+    for name in LOSSES:
+        together = getattr(problem, name)(outer.expand(3, -1), outer.expand(3, -1) + 0.1, lanes)
+        alone = torch.cat([getattr(problem, name)(outer, outer + 0.1, task) for task in tasks])
+        assert torch.allclose(together, alone, rtol=1e-5)
+    assert FewShot(partial(OwnNetwork, dropout=0.5)).stack_as_lanes(tasks) is None
+
+
+def test_bf16_is_for_inner_steps_only():
+    """The hypergradient at ω^K is the one that full precision gives at the same ω^K."""
+    task = SyntheticStream(image_size=16).train[0]
+    problem = FewShot(partial(CNN4, image_size=16, filters=8))
+    outer, estimator, found = problem.initial_outer(0), FixedPoint(4, lr=0.02), {}
     for precision in ("full", "bf16"):
         inner = GradientDescent(steps=5, lr=0.05, start="outer", precision=precision)
-        found[precision] = estimate(
-            problem, OBBO(inner=inner, hypergradient=FixedPoint(4, lr=0.02)), outer, task, Warm(), Key()
-        )
+        algorithm = OBBO(inner=inner, hypergradient=estimator)
+        found[precision] = estimate_hypergradient(problem, algorithm, outer, task, InnerState(), Key())
     full, low = found["full"], found["bf16"]
     assert full.inner.dtype == low.inner.dtype == low.hypergradient.dtype == torch.float32
     moved = (full.inner - outer).norm()
     assert 1e-5 * moved < (full.inner - low.inner).norm() < 0.5 * moved
     assert low.loss.item() == pytest.approx(full.loss.item(), rel=0.05)
-    oracle = Oracle(problem, outer, task, Key())
-    there = FixedPoint(4, lr=0.02).differentiate(oracle, GradientDescent(lr=0.05), low.inner, None)
-    assert torch.equal(there.value, low.hypergradient)
+    again = estimator.differentiate(Oracle(problem, outer, task, Key()), inner, low.inner, None)
+    assert torch.equal(again.value, low.hypergradient)
 
 
-def test_bf16_is_refused_where_it_would_reach_the_hypergradient(capsys, tmp_path):
+def test_bf16_is_refused_where_it_would_change_the_hypergradient():
     low = GradientDescent(steps=2, start="outer", precision="bf16")
     with pytest.raises(ValueError, match=r"inner\.precision must be full for hypergradient 'Unrolled', got 'bf16'"):
-        OBBO(inner=low, hypergradient=Unrolled()).require_fit(FewShot())
-    with pytest.raises(ValueError, match=r"inner\.precision must be one of full, bf16, got 'fp8'"):
-        GradientDescent(precision="fp8")
-    for precision in ("bf16-mixed", "16-true"):
-        assert cli.main(["fit", "--trainer.precision", precision, "--output", str(tmp_path)]) == 2
-        assert "trainer.precision must be 32 or 64, got" in capsys.readouterr().err
+        OBBO(inner=low, hypergradient=Unrolled()).require_compatible(FewShot())
 
 
 def with_a_norm():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
 
 
-class NormTwice(nn.Module):
+class NormUsedTwice(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = with_a_norm()
@@ -163,20 +207,33 @@ class NormTwice(nn.Module):
         return self.layers[2](self.layers[1](self.layers[1](self.layers[0](x))))
 
 
-def test_the_inductive_accuracy_normalises_queries_by_the_support_alone():
+def test_the_inductive_accuracy_normalises_queries_by_the_support():
     problem, rng = FewShot(with_a_norm()), np.random.default_rng(0)
     task = {"support": torch.tensor(rng.normal(size=(6, 3))), "query": torch.tensor(rng.normal(1, 1, size=(40, 3)))}
     task |= {"support_labels": torch.arange(6) % 2, "query_labels": torch.tensor(rng.integers(0, 2, 40))}
     inner = torch.tensor(rng.normal(size=(1, 16 + 8 + 10)))
     w1, b1, weight, bias, w2, b2 = np.split(inner[0].numpy(), np.cumsum([12, 4, 4, 4, 8]))
-    seen, asked = (task[name].numpy() @ w1.reshape(4, 3).T + b1 for name in ("support", "query"))
-    normalised = (asked - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-5) * weight + bias
+    support, query = (task[name].numpy() @ w1.reshape(4, 3).T + b1 for name in ("support", "query"))
+    normalised = (query - support.mean(0)) / np.sqrt(support.var(0) + 1e-5) * weight + bias
     hits = (normalised @ w2.reshape(2, 4).T + b2).argmax(1) == task["query_labels"].numpy()
-    assert problem.further == ("inductive_accuracy",)
-    assert float(problem.further_scores(inner, inner, task)["inductive_accuracy"]) == hits.mean()
-    assert float(problem.scores(inner, inner, task)["accuracy"]) != hits.mean()  # all queries together
-    twice = FewShot(NormTwice()).further_scores(inner, inner, task)
+    assert problem.evaluation_score_names == ("inductive_accuracy",)
+    assert float(problem.evaluation_scores(inner, inner, task)["inductive_accuracy"]) == hits.mean()
+    assert float(problem.scores(inner, inner, task)["accuracy"]) != hits.mean()  # normalised by the queries
+    twice = FewShot(NormUsedTwice()).evaluation_scores(inner, inner, task)
     assert math.isnan(float(twice["inductive_accuracy"]))
-    alone = FewShot(partial(MLP, ways=2, shape=[3], widths=[4], norm="layer"))
-    assert alone.further == ()
-    assert alone.further_scores(inner, inner, task) == {}
+    inductive = FewShot(partial(MLP, ways=2, shape=[3], widths=[4], norm="layer"))
+    assert inductive.evaluation_score_names == ()
+    assert inductive.evaluation_scores(inner, inner, task) == {}
+
+
+def test_impossible_problems_and_tasks_are_refused():
+    with pytest.raises(ValueError, match=r"problem\.proximity must be positive where problem\.learn_proximity is true"):
+        FewShot(VECTORS, proximity=0, learn_proximity=True)
+    problem = FewShot(VECTORS)
+    outer = problem.initial_outer(0).repeat(2, 1)
+    with pytest.raises(ValueError, match=r"a few-shot problem has 1 lane, got 2"):
+        problem.scores(outer, outer, TASK)
+    too_small = FewShot(nn.Linear(4, 2))
+    outer = too_small.initial_outer(0)
+    with pytest.raises(ValueError, match=r"an output for each class of a task, got 2 outputs and the label 2"):
+        too_small.inner_loss(outer, outer, TASK)

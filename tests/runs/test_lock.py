@@ -10,8 +10,7 @@ import pytest
 
 from obbo_lightning import cli
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.lock import OwnedError, is_owned
-from obbo_lightning.runs.state import RunState, read_state
+from obbo_lightning.runs.status import OwnedError, RunStatus, is_owned, read_state
 from obbo_lightning.training.run import fit
 
 
@@ -22,8 +21,8 @@ def run(tmp_path):
 
 
 def test_a_second_owner_is_refused_with_the_process_and_host_of_the_first(run, capsys, monkeypatch):
-    monkeypatch.setattr("obbo_lightning.runs.lock.PATIENCE", 0.05)
-    owner = RunState()
+    monkeypatch.setattr("obbo_lightning.runs.status.PATIENCE", 0.05)
+    owner = RunStatus()
     owner.open(run.state)
     owner.say("playing")
     before = run.state.read_bytes()
@@ -42,8 +41,8 @@ def test_a_second_owner_is_refused_with_the_process_and_host_of_the_first(run, c
 
 
 def test_a_run_that_begins_where_another_is_played_is_refused(run, monkeypatch):
-    monkeypatch.setattr("obbo_lightning.runs.lock.PATIENCE", 0.05)
-    owner = RunState()
+    monkeypatch.setattr("obbo_lightning.runs.status.PATIENCE", 0.05)
+    owner = RunStatus()
     owner.open(run.state)
     with pytest.raises(OwnedError):
         fit({}, run, parts=SimpleNamespace())
@@ -51,7 +50,7 @@ def test_a_run_that_begins_where_another_is_played_is_refused(run, monkeypatch):
 
 
 def test_those_who_look_do_not_keep_anybody_from_playing(run):
-    owner = RunState()
+    owner = RunStatus()
     owner.open(run.state)
     owner.say("playing")
     owner.close()
@@ -83,25 +82,25 @@ def test_the_lock_of_a_dead_process_is_taken_over(run):
     heard, says = os.pipe()
     child = os.fork()
     if child == 0:
-        state = RunState()
+        state = RunStatus()
         state.open(run.state)
         state.say("playing")
         os.write(says, b"x")
         signal.pause()
     os.read(heard, 1)
     with pytest.raises(OwnedError, match=f"process {child} on"):
-        RunState().open(run.state)
+        RunStatus().open(run.state)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert read_state(run.state) == ("playing", False)
-    RunState().open(run.state)
+    RunStatus().open(run.state)
 
 
 def test_a_link_instead_of_the_state_is_not_followed(run, tmp_path):
     (tmp_path / "precious").write_text("mine")
     run.state.symlink_to(tmp_path / "precious")
     with pytest.raises(ValueError, match=r"state\.json must be a file that can be written, and cannot"):
-        RunState().open(run.state)
+        RunStatus().open(run.state)
     assert (tmp_path / "precious").read_text() == "mine"
 
 
@@ -113,4 +112,4 @@ def test_a_refusal_leaves_no_state_where_there_was_none(run, capsys):
 def test_a_state_that_is_no_file_is_refused(run):
     run.state.mkdir()
     with pytest.raises(ValueError, match=r"state\.json must be a file that can be written, and cannot: Is a directory"):
-        RunState().open(run.state)
+        RunStatus().open(run.state)

@@ -12,15 +12,15 @@ from as_played import as_if_saved
 from obbo_lightning import cli
 from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.manifest import (
+from obbo_lightning.runs.provenance import (
     MAY_CHANGE,
-    Manifest,
+    Provenance,
     decisive,
-    read_manifest,
+    read_provenance,
     require_continuable,
     require_intact,
     require_settings,
-    write_manifest,
+    write_provenance,
 )
 from obbo_lightning.training import run as runs
 from obbo_lightning.training.keeping import Keeper
@@ -92,7 +92,7 @@ def test_settings_that_decide_nothing_may_change_and_rounds_only_upward(run, cap
     edit(run, "rounds", 9)
     edit(run, "workers", 0)
     assert cli.main(["resume", str(run.path)]) == 0
-    assert read_manifest(run).planned == read_manifest(run).rounds == 9
+    assert read_provenance(run).planned == read_provenance(run).rounds == 9
 
 
 def test_a_table_that_differs_before_the_checkpoint_is_refused_by_its_name(run, capsys):
@@ -127,10 +127,10 @@ def test_a_last_row_and_times_that_are_lost_are_written_again(run):
 
 
 def test_a_manifest_that_is_gone_is_read_from_the_checkpoint_and_a_damaged_one_is_refused(run, capsys):
-    text = run.manifest.read_text()
-    run.manifest.write_text(text.replace('"seed": 0', '"seed": 1'))
-    assert f"{run.manifest} is damaged (its checksum differs); delete it" in refused(capsys, "resume", run.path)
-    run.manifest.unlink()
+    text = run.provenance.read_text()
+    run.provenance.write_text(text.replace('"seed": 0', '"seed": 1'))
+    assert f"{run.provenance} is damaged (its checksum differs); delete it" in refused(capsys, "resume", run.path)
+    run.provenance.unlink()
     edit(run, "seed", 1)
     assert "seed must stay 0" in refused(capsys, "validate", run.path)
     assert "seed must stay 0" in refused(capsys, "resume", run.path, "--rounds", 9)
@@ -138,20 +138,20 @@ def test_a_manifest_that_is_gone_is_read_from_the_checkpoint_and_a_damaged_one_i
 
 def test_a_format_that_is_not_known_is_refused_by_name(run, capsys, monkeypatch):
     with monkeypatch.context() as later:
-        later.setattr("obbo_lightning.runs.manifest.FORMAT", 2)
-        write_manifest(run, read_manifest_of(json.loads(run.manifest.read_text())))
+        later.setattr("obbo_lightning.runs.provenance.FORMAT", 2)
+        write_provenance(run, read_manifest_of(json.loads(run.provenance.read_text())))
     assert "must have a manifest of format 1, got 2, of obbo_lightning" in refused(capsys, "validate", run.path)
 
 
 def read_manifest_of(content):
-    from obbo_lightning.runs.manifest import Manifest
+    from obbo_lightning.runs.provenance import Provenance
 
-    return Manifest(**{name: content[name] for name in Manifest._fields})
+    return Provenance(**{name: content[name] for name in Provenance._fields})
 
 
 def test_other_versions_are_said_when_a_run_goes_on(run):
-    known = read_manifest(run)
-    write_manifest(run, known._replace(versions={**known.versions, "torch": "1.0"}))
+    known = read_provenance(run)
+    write_provenance(run, known._replace(versions={**known.versions, "torch": "1.0"}))
     with pytest.warns(UserWarning, match=r"the run was played with torch 1\.0 \(now "):
         assert cli.main(["resume", str(run.path), "--rounds", "9"]) == 0
 
@@ -167,7 +167,7 @@ def test_a_finished_run_has_its_last_row_its_closing_files_and_nothing_behind_th
         run.metrics.write_text(damaged)
         assert f"{run.metrics} is damaged: it does not end with the last round" in refused(capsys, "test", run.path)
     run.metrics.write_text(whole)
-    write_manifest(run, read_manifest(run)._replace(closing={"events.csv": "of a run of events"}))
+    write_provenance(run, read_provenance(run)._replace(closing={"events.csv": "of a run of events"}))
     assert "events.csv is damaged: it is not what the run wrote at its end" in refused(capsys, "test", run.path)
 
 
@@ -180,7 +180,7 @@ def test_a_setting_that_is_new_or_of_another_kind_is_refused(run, capsys):
 
 
 def test_a_checkpoint_of_a_run_with_other_settings_is_refused(run, tmp_path, capsys):
-    as_if_saved(list_checkpoints(run.checkpoints)[-1], {**read_manifest(run).settings, "seed": 1})
+    as_if_saved(list_checkpoints(run.checkpoints)[-1], {**read_provenance(run).settings, "seed": 1})
     for command in ("resume", "validate", "export"):
         words = [command, run.path, *([tmp_path / "x"] if command == "export" else [])]
         words += ["--rounds", 9] if command == "resume" else []
@@ -201,7 +201,7 @@ def test_the_last_checkpoint_of_a_finished_run_is_the_one_that_is_used(run, tmp_
 
 
 def test_a_row_behind_the_checkpoint_of_a_callback_is_compared_with_the_manifest(run):
-    known, lines = read_manifest(run), run.metrics.read_text().splitlines(keepends=True)
+    known, lines = read_provenance(run), run.metrics.read_text().splitlines(keepends=True)
     mark = {"rows": 7, "sha256": hashlib.sha256("".join(lines[:7]).encode()).hexdigest(), "last": lines[7]}
     saved = known._replace(tables={"metrics.csv": mark})  # before the recorder wrote the row of round 8
     require_continuable(run, 8, saved)
@@ -211,7 +211,7 @@ def test_a_row_behind_the_checkpoint_of_a_callback_is_compared_with_the_manifest
 
 
 def test_a_run_that_cannot_be_checked_says_so(run):
-    run.manifest.unlink()
+    run.provenance.unlink()
     shutil.rmtree(run.checkpoints)
     for look in (require_intact, lambda run: require_continuable(run, 8, None)):
         with pytest.warns(UserWarning, match="being of an older version: whether it is as it was played cannot be"):
@@ -219,14 +219,14 @@ def test_a_run_that_cannot_be_checked_says_so(run):
 
 
 def test_both_settings_are_true_until_config_yaml_has_the_new_ones(run):
-    keeper, known = Keeper(run, list), read_manifest(run)
+    keeper, known = Keeper(run, list), read_provenance(run)
     settings = yaml.safe_load(run.config.read_text())
     keeper.begin({**settings, "rounds": 9, "data": {**settings["data"], "drift": 2.0}})
-    assert (read_manifest(run).planned, read_manifest(run).before) == (8, {"data.drift": 1.0})
-    require_settings(run, read_manifest(run))  # killed here, config.yaml is as it was
-    assert read_manifest(run).tables == known.tables
+    assert (read_provenance(run).planned, read_provenance(run).before) == (8, {"data.drift": 1.0})
+    require_settings(run, read_provenance(run))  # killed here, config.yaml is as it was
+    assert read_provenance(run).tables == known.tables
     keeper.on_train_start(SimpleNamespace(global_step=6), None)  # from an older checkpoint: later rows are cut away
-    assert (read_manifest(run).rounds, read_manifest(run).tables) == (6, {})
+    assert (read_provenance(run).rounds, read_provenance(run).tables) == (6, {})
 
 
 @pytest.mark.parametrize("name", ["summary.json", "checkpoints/round-00000006.sha256"])
@@ -239,7 +239,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused(name, run, capsys):
 
 def test_another_number_of_threads_is_said_when_a_run_goes_on(run):
     file = list_checkpoints(run.checkpoints)[-1]
-    as_if_saved(file, read_manifest(run).settings, threads=7)
+    as_if_saved(file, read_provenance(run).settings, threads=7)
     with pytest.warns(UserWarning, match=r"the run was played with 7 threads \(now 1\): its last digits may differ"):
         assert cli.main(["resume", str(run.path), "--rounds", "9"]) == 0
 
@@ -262,15 +262,15 @@ def test_a_checkpoint_says_how_many_rounds_there_are_to_be_and_what_was_changed_
     keepers = [Keeper(run, lambda: [SimpleNamespace(path=tmp_path / "x.csv", mark=lambda: {"rows": 3})]) for _ in "ab"]
     keepers[0].begin(settings)
     keepers[0].on_save_checkpoint(SimpleNamespace(global_step=6), None, saved)
-    assert saved["manifest"] == read_manifest(run).as_dict()
+    assert saved["manifest"] == read_provenance(run).as_dict()
     assert (saved["manifest"]["rounds"], saved["manifest"]["planned"]) == (6, 8)
     assert saved["manifest"]["tables"] == {"x.csv": {"rows": 3}}
     keepers[1].begin({**settings, "rounds": 12, "data": {"drift": 2.0}})
-    assert (read_manifest(run).planned, read_manifest(run).before) == (8, {"data.drift": 1.0})
+    assert (read_provenance(run).planned, read_provenance(run).before) == (8, {"data.drift": 1.0})
     keepers[1].on_train_start(SimpleNamespace(global_step=6), None)  # from the newest checkpoint: nothing is cut away
-    assert read_manifest(run).tables == {"x.csv": {"rows": 3}}
+    assert read_provenance(run).tables == {"x.csv": {"rows": 3}}
     keepers[1].on_save_checkpoint(SimpleNamespace(global_step=9), None, saved)
-    now = read_manifest(run)
+    now = read_provenance(run)
     assert (now.rounds, now.planned, now.before, now.settings["data.drift"]) == (9, 12, {}, 2.0)
     Keeper(run, list).on_save_checkpoint(SimpleNamespace(global_step=1), None, other := {})  # of another rank
     assert other == {}
@@ -279,7 +279,7 @@ def test_a_checkpoint_says_how_many_rounds_there_are_to_be_and_what_was_changed_
 def test_every_file_that_a_run_ends_with_has_its_hash(tmp_path):
     run = RunDirectory(tmp_path)
     keeper = Keeper(run, list)
-    keeper.manifest = Manifest({}, 1, 3, 3, {}, {}, {}, {})
+    keeper.manifest = Provenance({}, 1, 3, 3, {}, {}, {}, {})
     for file in (run.baselines, run.tests, run.events, run.lanes):
         file.write_text(file.name)
     keeper.conclude({"rounds": 3})

@@ -9,17 +9,15 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from obbo_lightning.runs.baselines import write_baselines
 from rich.console import Console
 
 from obbo_lightning.runs import figures
-from obbo_lightning.runs.baselines import write_baselines
 from obbo_lightning.runs.checkpoints import CheckpointError, list_checkpoints, newest_checkpoint, read_checkpoint
-from obbo_lightning.runs.directory import RunDirectory, write_atomically
-from obbo_lightning.runs.earlier import STEPPING, migrated, read_settings
-from obbo_lightning.runs.state import SIZE, RunState, read_state
+from obbo_lightning.runs.directory import RunDirectory, migrated, read_config, write_atomically
+from obbo_lightning.runs.status import SIZE, RunStatus, _duration, _last_rows, describe, find_runs, read_state
 from obbo_lightning.runs.summary import last_value, print_summary, title_of
 from obbo_lightning.runs.table import RoundTable
-from obbo_lightning.runs.watching import _duration, _last_rows, describe, find_runs
 from obbo_lightning.streams.stream import Metric
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 
@@ -43,7 +41,7 @@ def played(folder, rounds=300, planned=400, evaluated=()):
 )
 def test_the_rate_is_that_of_the_last_fifty_rounds_with_their_evaluations(evaluated, rate, left, tmp_path):
     run = played(tmp_path / "run", evaluated=evaluated)
-    state = RunState()
+    state = RunStatus()
     state.open(run.state)
     state.say("playing")
     expected = f"{run.path}  playing  round 300 of 400  loss 37.5  regret 600  {rate}  {left}"
@@ -55,7 +53,7 @@ def test_the_rate_is_that_of_the_last_fifty_rounds_with_their_evaluations(evalua
 def test_only_the_end_of_a_long_table_is_read_and_only_whole_rows(tmp_path, monkeypatch):
     run = played(tmp_path / "run")
     for tail in (125, 1003, 10**6):
-        monkeypatch.setattr("obbo_lightning.runs.watching.TAIL", tail)
+        monkeypatch.setattr("obbo_lightning.runs.status.TAIL", tail)
         rows = _last_rows(run.timings, 5)
         assert [row["round"] for row in rows] == ["296", "297", "298", "299", "300"]
         assert all(row["seconds"] == "0.25" for row in rows)
@@ -80,7 +78,7 @@ def test_runs_below_a_folder_are_found_in_order_and_each_path_must_have_one(tmp_
 def test_what_a_run_does_is_in_its_line(tmp_path):
     run = played(tmp_path / "run", 3, 10)
     assert "  not finished  round 3 of 10  " in describe(run)
-    state = RunState()
+    state = RunStatus()
     state.open(run.state)
     assert "  not finished  " in describe(run)  # it has said nothing yet
     state.say("x" * 1000)
@@ -244,7 +242,7 @@ def test_settings_of_before_get_what_they_did_not_know(name):
 def test_a_configuration_that_is_none_is_refused(text, said, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=said):
-        read_settings(RunDirectory(tmp_path))
+        read_config(RunDirectory(tmp_path))
 
 
 def test_baselines_are_a_column_each_and_their_means(tmp_path):

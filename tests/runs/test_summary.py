@@ -7,15 +7,15 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from obbo_lightning.config.layers import parse_arguments
 from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise
-from obbo_lightning.settings.layers import read_layers
 from obbo_lightning.streams.stream import Metric
 
 RUN = Path("runs/one")
 
 
 def printed(*flags, metric="accuracy", higher=True, more=None, geometry=None):
-    settings = read_layers(list(flags))[0]
+    settings = parse_arguments(list(flags))[0]
     names = ("loss", "accuracy", "mse", "regret/euclidean", "regret/generalized", "regret/exact", "skipped")
     rounds = pl.DataFrame({"round": [1.0, 2.0], **{name: [0.25, 0.5] for name in names}})
     if geometry is not None:

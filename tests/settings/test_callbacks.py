@@ -1,9 +1,9 @@
 import lightning as L
 import pytest
 
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
-from obbo_lightning.settings.trainer import callback_entries
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.trainer import callback_entries
 from obbo_lightning.training.trainer import make_trainer
 
 MINE = """
@@ -16,7 +16,7 @@ class Mine(L.Callback):
 
 
 def settings_of(callbacks):
-    return complete(read_layers(["--trainer.callbacks", callbacks])[0])
+    return complete_config(parse_arguments(["--trainer.callbacks", callbacks])[0])
 
 
 @pytest.mark.parametrize(

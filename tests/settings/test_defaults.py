@@ -4,12 +4,12 @@ import inspect
 
 import pytest
 
-from obbo_lightning import part
-from obbo_lightning.settings.schema import complete
+from obbo_lightning.config.registry import find_component
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.streams import fc100
-from obbo_lightning.streams.few_shot import FewShotStream
-from obbo_lightning.streams.learn_to_learn import LearnToLearnStream
-from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.streams.few_shot.learn2learn import LearnToLearnStream
+from obbo_lightning.streams.few_shot.stream import FewShotStream
+from obbo_lightning.streams.quadratic import QuadraticTasks
 
 FEW_SHOT = {"ways": 5, "shots": 5, "queries": 5, "order": "iid", "period": 1000, "seed": 0}
 OWN = {"ratios": [0.6, 0.2, 0.2], "train_classes": None, "validation_classes": None, "test_classes": None}
@@ -64,7 +64,7 @@ def defaults_of(cls, names):
 
 @pytest.mark.parametrize("name", DEFAULTS, ids="-".join)
 def test_a_part_has_its_usual_settings(name):
-    assert defaults_of(part(*name), DEFAULTS[name]) == DEFAULTS[name]
+    assert defaults_of(find_component(*name), DEFAULTS[name]) == DEFAULTS[name]
 
 
 def test_fc100_is_the_one_of_the_paper():
@@ -79,13 +79,13 @@ def test_streams_are_as_long_as_they_say():
     assert FewShotStream.LENGTHS == {"train": 20_000, "validation": 600, "test": 600}
     assert defaults_of(LearnToLearnStream, ["lengths", "seed"]) == {"lengths": (20_000, 600, 600), "seed": 0}
     usual = {"rounds": 300, "lanes": 1, "drift": 1.0, "noise": 0.0, "radius": 10.0, "seed": 0}
-    assert defaults_of(QuadraticStream, usual) == usual
-    stream = part("data", "quadratic")()
+    assert defaults_of(QuadraticTasks, usual) == usual
+    stream = find_component("data", "quadratic")()
     assert [len(tasks) for tasks in (stream.train, stream.validation, stream.test)] == [1_000_000, 600, 600]
 
 
 def test_a_run_has_its_usual_settings():
-    found = complete({"algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "experiment": "x"})
+    found = complete_config({"algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "experiment": "x"})
     usual = {"seed": 0, "rounds": 100, "tasks_per_round": 1, "several_tasks": "auto", "output": "runs", "logger": "csv"}
     usual |= {"regret_window": 10, "on_nonfinite": "raise", "workers": 0, "threads": "auto"}
     usual |= {

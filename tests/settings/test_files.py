@@ -1,13 +1,13 @@
 import pytest
 
-from obbo_lightning.settings import files
-from obbo_lightning.settings.files import ConfigError, find_config, read_yaml, shipped
-from obbo_lightning.settings.flags import read_flags
-from obbo_lightning.settings.layers import merge, read_layers
-from obbo_lightning.settings.schema import complete
+from obbo_lightning.config import files
+from obbo_lightning.config.files import ConfigError, find_config, read_yaml, shipped
+from obbo_lightning.config.flags import read_flags
+from obbo_lightning.config.layers import merge, parse_arguments
+from obbo_lightning.config.schema import complete_config
 
 MINE = """
-from obbo_lightning import Euclidean
+from obbo_lightning.geometry import Euclidean
 class Mine(Euclidean):
     '''Mine.'''
 """
@@ -17,13 +17,13 @@ def test_a_shipped_configuration_is_found_by_its_name_from_anywhere(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     assert find_config("quadratic") == shipped() / "quadratic.yaml"
     assert find_config("fc100", "compare") == shipped() / "compare" / "fc100.yaml"
-    assert read_layers(["--config", "quadratic"])[0]["experiment"] == "quadratic"
+    assert parse_arguments(["--config", "quadratic"])[0]["experiment"] == "quadratic"
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quadratic").write_text("experiment: mine\n")
-    assert read_layers(["--config", "quadratic"])[0]["experiment"] == "mine"
+    assert parse_arguments(["--config", "quadratic"])[0]["experiment"] == "mine"
 
 
 @pytest.mark.parametrize("name", ["quadratics", "compare", "../default", "nowhere.yaml"])
@@ -42,26 +42,26 @@ def test_a_part_in_a_file_is_found_beside_the_settings_file_and_remembered_by_it
     monkeypatch.chdir(tmp_path)
     layer = read_yaml(folder / "x.yaml")
     assert layer["algorithm"] == {"geometry": f"{folder / 'mine.py'}:Mine", "clip": 1e-4}
-    settings = complete(read_layers(["--config", "project/x.yaml"])[0])
+    settings = complete_config(parse_arguments(["--config", "project/x.yaml"])[0])
     assert settings["algorithm"]["geometry"] == {"name": f"{folder / 'mine.py'}:Mine"}
     (file, digest), *rest = settings["sources"].items()
     assert (file, len(digest), rest) == (str(folder / "mine.py"), 64, [])
-    assert complete(settings) == settings
+    assert complete_config(settings) == settings
     (folder / "mine.py").write_text(MINE + "# another line\n")
     with pytest.warns(UserWarning, match=r"mine\.py has changed since this run began"):
-        again = complete(settings)
+        again = complete_config(settings)
     assert again["sources"] == settings["sources"]  # of the file that the run began with
 
 
 def test_ordinary_runs_have_no_sources():
-    assert "sources" not in complete(read_layers([])[0])
+    assert "sources" not in complete_config(parse_arguments([])[0])
 
 
 def test_another_stream_brings_its_own_problem_and_network():
-    assert "problem" not in merge([read_layers([])[0]], {"data": "quadratic"})
-    changed = complete(read_layers(["--data", "examples", "--data.path", "x.npz"])[0])
+    assert "problem" not in merge([parse_arguments([])[0]], {"data": "quadratic"})
+    changed = complete_config(parse_arguments(["--data", "examples", "--data.path", "x.npz"])[0])
     assert "widths" in changed["problem"]["network"]  # the MLP's, which takes any shape
-    kept = complete(read_layers(["--data", "fc100"])[0])
+    kept = complete_config(parse_arguments(["--data", "fc100"])[0])
     assert kept["problem"]["network"]["filters"] == 32
 
 

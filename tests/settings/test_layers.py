@@ -7,13 +7,13 @@ import pytest
 from jsonargparse import Namespace
 
 from obbo_lightning import OnlineBilevelModule
-from obbo_lightning.settings import build as building
-from obbo_lightning.settings.build import build_algorithm, build_stream
-from obbo_lightning.settings.files import ConfigError, as_written
-from obbo_lightning.settings.flags import nested, read_flags
-from obbo_lightning.settings.layers import has_blocks, merge, overlay
-from obbo_lightning.settings.schema import _plain, complete
-from obbo_lightning.settings.trainer import with_chosen_trainer
+from obbo_lightning.config import build as building
+from obbo_lightning.config.build import build_algorithm, build_stream
+from obbo_lightning.config.files import ConfigError, as_written
+from obbo_lightning.config.flags import nested, read_flags
+from obbo_lightning.config.layers import has_groups, merge, overlay
+from obbo_lightning.config.schema import _plain, complete_config
+from obbo_lightning.config.trainer import with_chosen_trainer
 
 BASE = {
     "algorithm": {"name": "obbo", "lr": 0.1, "window": 7, "geometry": "euclidean", "inner": {"steps": 3}},
@@ -54,7 +54,7 @@ def test_numbers_are_numbers_wherever_they_stand():
 
 def test_what_no_file_says_is_what_the_library_does():
     """Settings of an older version may lack a key."""
-    settings = complete({"experiment": "old", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}})
+    settings = complete_config({"experiment": "old", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}})
     usual = inspect.signature(OnlineBilevelModule).parameters
     for name in ("seed", "regret_window", "on_nonfinite", "tasks_per_round", "several_tasks"):
         assert settings[name] == usual[name].default, name
@@ -62,7 +62,9 @@ def test_what_no_file_says_is_what_the_library_does():
 
 
 def test_data_are_made_with_the_seed_of_the_run():
-    settings = complete({"experiment": "new", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "seed": 5})
+    settings = complete_config(
+        {"experiment": "new", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "seed": 5}
+    )
     assert build_stream(settings).train.seed == 5
 
 
@@ -102,7 +104,7 @@ def test_settings_are_plain_whatever_the_parser_leaves_in_lists():
 
 def test_a_problem_with_blocks_that_a_layer_names_drops_what_was_said_for_one_without():
     base = {"data": {"name": "quadratic"}, "algorithm": {"name": "obbo", "lr": 0.1, "window": 3}}
-    assert has_blocks({"data": "quadratic", "problem": "obbo_lightning.problems.forgetting.Forgetting"})
+    assert has_groups({"data": "quadratic", "problem": "obbo_lightning.problems.forgetting.Forgetting"})
     found = overlay(base, {"problem": {"name": "obbo_lightning.problems.forgetting.Forgetting"}})
     assert found["algorithm"] == {"name": "obbo", "window": 3}
 
@@ -134,12 +136,12 @@ def test_what_a_part_needs_must_be_given_and_a_mapping_is_one_argument(tmp_path,
     )
     own = {"name": "needs_for_layers.py:Own", "table": {"a": {"b": 1}}}
     with pytest.raises(ConfigError, match=r"algorithm\.needed must be given, got none"):
-        complete({**PLAIN, "algorithm": own})
-    found = complete({**PLAIN, "algorithm": {**own, "needed": 3}})["algorithm"]
+        complete_config({**PLAIN, "algorithm": own})
+    found = complete_config({**PLAIN, "algorithm": {**own, "needed": 3}})["algorithm"]
     assert (found["needed"], found["table"]) == (3, {"a": {"b": 1}})
 
 
 @pytest.mark.parametrize("part", ["algorithm", "data"])
 def test_a_part_that_every_run_has_must_have_a_name(part):
     with pytest.raises(ConfigError, match=rf"{part}\.name must have a value, got null"):
-        complete({**PLAIN, part: {"name": None}})
+        complete_config({**PLAIN, part: {"name": None}})

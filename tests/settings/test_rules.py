@@ -6,12 +6,12 @@ import pytest
 import yaml
 
 from obbo_lightning import OBBO
-from obbo_lightning.settings.build import _refusing_with_prefix, build_algorithm, build_problem, build_stream
-from obbo_lightning.settings.files import ConfigError, as_written, read_yaml
-from obbo_lightning.settings.flags import read_flags
-from obbo_lightning.settings.layers import at, merge, overlay, part_class, read_layers
-from obbo_lightning.settings.schema import _leaves, _plain, check, complete
-from obbo_lightning.settings.trainer import SET_BY_THE_RUN, callback_entries
+from obbo_lightning.config.build import _refusing_with_prefix, build_algorithm, build_problem, build_stream
+from obbo_lightning.config.files import ConfigError, as_written, read_yaml
+from obbo_lightning.config.flags import read_flags
+from obbo_lightning.config.layers import component_class, merge, overlay, parse_arguments, section
+from obbo_lightning.config.schema import _leaves, _plain, check, complete_config
+from obbo_lightning.config.trainer import SET_BY_THE_RUN, callback_entries
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_a_part_that_gets_another_name_keeps_what_the_other_takes_and_its_own_st
     assert same == base
     assert overlay({"algorithm": "obbo"}, {"algorithm": {"lr": 1}}) == {"algorithm": {"name": "obbo", "lr": 1}}
     assert overlay({"a": {"b": 1}}, {"a": None}) == {"a": None}
-    assert at({"algorithm": {"inner": "x"}}, "algorithm.inner") == {"name": "x"}
-    assert at({}, "algorithm.inner") == {}
-    assert part_class({"algorithm": "obbo"}, "algorithm") is OBBO
+    assert section({"algorithm": {"inner": "x"}}, "algorithm.inner") == {"name": "x"}
+    assert section({}, "algorithm.inner") == {}
+    assert component_class({"algorithm": "obbo"}, "algorithm") is OBBO
 
 
 NEEDED = ["experiment", "seed", "rounds", "tasks_per_round", "several_tasks", "output", "logger", "regret_window"]
@@ -115,24 +115,24 @@ def test_what_every_run_has_must_have_a_value(key):
     layer = {last: None}
     for folder in reversed(folders):
         layer = {folder: layer}
-    settings = overlay(read_layers(["--config", "quadratic"])[0], layer)
+    settings = overlay(parse_arguments(["--config", "quadratic"])[0], layer)
     with pytest.raises(ValueError, match=rf"{key} must have a value, got null"):
         check(settings)
 
 
 def test_every_key_that_a_run_reads_has_a_value_when_it_is_complete():
     for words in ([], ["--config", "quadratic"], ["--config", "market"]):
-        settings = complete(read_layers(words)[0])
+        settings = complete_config(parse_arguments(words)[0])
         for key in NEEDED:
             folder, _, last = key.rpartition(".")
-            assert (at(settings, folder) if folder else settings)[last] is not None, key
-        assert complete(settings) == settings
+            assert (section(settings, folder) if folder else settings)[last] is not None, key
+        assert complete_config(settings) == settings
         assert yaml.safe_load(yaml.safe_dump(settings)) == settings
 
 
 @pytest.mark.parametrize("experiment", ["a/b", "..", "a..b", "", "x" * 101, "a b"])
 def test_an_experiment_is_a_plain_folder_name(experiment):
-    settings = read_layers(["--config", "quadratic"])[0]
+    settings = parse_arguments(["--config", "quadratic"])[0]
     with pytest.raises(ConfigError, match="experiment must be a plain folder name, got"):
         check({**settings, "experiment": experiment})
     check({**settings, "experiment": "a-b.c_1"})
@@ -140,7 +140,7 @@ def test_an_experiment_is_a_plain_folder_name(experiment):
 
 @pytest.mark.parametrize(("key", "instead"), SET_BY_THE_RUN.items())
 def test_what_the_run_decides_of_the_trainer_is_refused_with_what_to_do(key, instead):
-    settings = read_layers(["--config", "quadratic"])[0]
+    settings = parse_arguments(["--config", "quadratic"])[0]
     value = {"gradient_clip_algorithm": "norm", "inference_mode": False, "use_distributed_sampler": False}.get(key, 3)
     with pytest.raises(ConfigError) as refusal:
         check(overlay(settings, {"trainer": {key: value}}))
@@ -149,7 +149,7 @@ def test_what_the_run_decides_of_the_trainer_is_refused_with_what_to_do(key, ins
 
 def test_parts_are_made_with_the_settings_of_the_run():
     words = ["--algorithm.lr", "0.3", "--algorithm.window", "4", "--algorithm.inner.steps", "9", "--seed", "8"]
-    settings = complete(read_layers([*words, "--data.ways", "3", "--problem.network.filters", "2"])[0])
+    settings = complete_config(parse_arguments([*words, "--data.ways", "3", "--problem.network.filters", "2"])[0])
     algorithm, stream = build_algorithm(settings), build_stream(settings)
     assert (algorithm.inner.steps, stream.train.seed, stream.train.drawing.ways) == (9, (8, "train"), 3)
     problem = build_problem(settings, stream)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from PIL import Image
 
-from obbo_lightning.streams.classes import StoredClasses, divide
-from obbo_lightning.streams.few_shot import Drawing, FewShotTasks
-from obbo_lightning.streams.images import read_folder
-from obbo_lightning.streams.market import MarketStream, training_mask
-from obbo_lightning.streams.market_data import detect_events
-from obbo_lightning.streams.quadratic import QuadraticStream
-from obbo_lightning.streams.synthetic import DrawnClasses
+from obbo_lightning.streams.few_shot.classes import StoredClasses, divide
+from obbo_lightning.streams.few_shot.images import read_folder
+from obbo_lightning.streams.few_shot.stream import Drawing, FewShotTasks
+from obbo_lightning.streams.few_shot.synthetic import DrawnClasses
+from obbo_lightning.streams.market.prices import detect_events
+from obbo_lightning.streams.market.stream import MarketStream, training_mask
+from obbo_lightning.streams.quadratic import QuadraticTasks
 
 
 def test_a_drift_is_a_bump_over_superclasses_that_goes_round_once_a_period():
@@ -57,8 +57,8 @@ def test_shares_are_rounded_where_they_end(count, ratios, sizes):
 
 
 def test_lanes_of_a_quadratic_stream_drift_each_in_its_own_direction():
-    stream = QuadraticStream(lanes=3, drift=0.5)
-    still = QuadraticStream(lanes=3, drift=0.0)
+    stream = QuadraticTasks(lanes=3, drift=0.5)
+    still = QuadraticTasks(lanes=3, drift=0.0)
     for name in ("b", "c"):
         moved = (stream[3][name] - still[3][name]) / (0.5 / 4**0.5)  # a unit vector a lane
         assert torch.allclose(moved.norm(dim=-1), torch.ones(3, dtype=torch.float64))

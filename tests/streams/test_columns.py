@@ -6,8 +6,8 @@ import torch
 import yaml
 
 from obbo_lightning import cli
-from obbo_lightning.streams.market import MarketStream
-from obbo_lightning.streams.market_data import read_events, read_prices, simulate_market
+from obbo_lightning.streams.market.prices import read_events, read_prices, simulate_market
+from obbo_lightning.streams.market.stream import MarketStream
 
 SMALL = {"subset": 30, "subsets": 20, "horizon": 10}
 HEADINGS = ("ticker", "timestamp", "close")

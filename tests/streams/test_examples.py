@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from obbo_lightning import CNN4, MLP, OBBO, GradientDescent, cli, online
-from obbo_lightning.streams.examples import ExampleStream
+from obbo_lightning import OBBO, cli, online
+from obbo_lightning.networks import CNN4, MLP
+from obbo_lightning.solvers import GradientDescent
+from obbo_lightning.streams.few_shot.vectors import ExampleStream
 
 CLASSES, EACH = 12, 8
 LABELS = np.repeat(np.arange(CLASSES), EACH)
@@ -93,7 +95,7 @@ class Recurrent(nn.Module):
 def test_examples_of_any_shape_are_played(tmp_path, shape, network):
     stream = small(write_npz(tmp_path / "own.npz", examples=numbers(*shape)))
     image = len(shape) == 3
-    assert stream.facts() == {
+    assert stream.task_spec() == {
         "ways": 2,
         "shape": list(shape),
         "channels": 3 if image else None,

@@ -11,17 +11,25 @@ import pytest
 import torch
 from PIL import Image
 
-from obbo_lightning import CNN4, Stream
+from obbo_lightning import Stream
+from obbo_lightning.networks import CNN4
 from obbo_lightning.streams import arrivals, fc100
-from obbo_lightning.streams.arrivals import Folder, LinesOfAFile, StandardInput
-from obbo_lightning.streams.classes import Division
-from obbo_lightning.streams.columns import find_columns
-from obbo_lightning.streams.examples import ExampleStream, read_examples, read_features
+from obbo_lightning.streams.arriving.arrivals import Folder, LinesOfAFile, StandardInput
+from obbo_lightning.streams.arriving.follow import FollowStream
+from obbo_lightning.streams.arriving.task_files import (
+    DamagedTaskError,
+    UnreadableError,
+    read_json,
+    read_npz,
+    read_parquet,
+)
+from obbo_lightning.streams.few_shot.classes import Division
+from obbo_lightning.streams.few_shot.images import ImageFolderStream, image_bytes, read_folder
+from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
+from obbo_lightning.streams.few_shot.vectors import ExampleStream, read_examples, read_features
 from obbo_lightning.streams.fingerprints import digest_of, fingerprint_of
-from obbo_lightning.streams.follow import FollowStream
-from obbo_lightning.streams.images import ImageFolderStream, image_bytes, read_folder
-from obbo_lightning.streams.market import MarketStream
-from obbo_lightning.streams.market_data import (
+from obbo_lightning.streams.market.columns import find_columns
+from obbo_lightning.streams.market.prices import (
     Series,
     detect_events,
     find_bar,
@@ -30,8 +38,7 @@ from obbo_lightning.streams.market_data import (
     same_clock,
     series_of,
 )
-from obbo_lightning.streams.synthetic import SyntheticStream
-from obbo_lightning.streams.task_files import DamagedTaskError, UnreadableError, read_json, read_npz, read_parquet
+from obbo_lightning.streams.market.stream import MarketStream
 
 HOUR = np.timedelta64(1, "h")
 START = np.datetime64("2021-01-04T00:00:00", "us")
@@ -192,12 +199,12 @@ def test_what_a_market_stream_is_made_from_is_told_apart_by_its_past_alone(tmp_p
         return MarketStream(str(tmp_path / f"{name}.csv"), str(tmp_path / "events.csv"), **sizes)
 
     first = stream("first")
-    assert list(first.origins()) == [f"T{i} 2021-01-06 11:00:00" for i in range(3)]
+    assert list(first.source_digests()) == [f"T{i} 2021-01-06 11:00:00" for i in range(3)]
     for bar, differs in ((10, True), (59, True), (9, False), (60, False)):  # 50 bars up to the 60th
         other = stream("other", [bar])
-        assert [name for name in first.origins() if first.origins()[name] != other.origins()[name]] == (
-            ["T1 2021-01-06 11:00:00"] if differs else []
-        )
+        assert [
+            name for name in first.source_digests() if first.source_digests()[name] != other.source_digests()[name]
+        ] == (["T1 2021-01-06 11:00:00"] if differs else [])
     prints = [first.fingerprint(t, None) for t in range(30)]
     for bar in (10, 29, 30, 58, 59):
         other = stream("other", [bar])
@@ -290,7 +297,7 @@ def test_examples_are_standardised_with_the_deviation_of_all_of_them(tmp_path):
     assert stream.inputs()["trained_on"] == ["a", "d"]
     division = Division.of(labels, [1, 1, 1], list(lists.values()))
     assert division.digests(examples)["b"] == digest_of(examples[4:8]) != division.digests(examples)["c"]
-    assert stream.origins() == division.digests(examples)
+    assert stream.source_digests() == division.digests(examples)
 
 
 def test_fingerprints_are_of_names_kinds_shapes_and_numbers_in_any_order():
@@ -435,7 +442,7 @@ def followed(path, few_shot=True, timeout=0.001):
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_the_form_of_the_first_task_is_known_after_a_resume(moved, tmp_path, monkeypatch):
-    monkeypatch.setattr("obbo_lightning.streams.follow.POLL", 0.0)
+    monkeypatch.setattr("obbo_lightning.streams.arriving.follow.POLL", 0.0)
     (tmp_path / "one.jsonl").write_text(line() + line())
     first = iter(followed(tmp_path / "one.jsonl"))
     list(islice(first, 2))
@@ -478,7 +485,7 @@ def test_labels_are_the_classes_of_the_support(labels, queries, tmp_path):
 
 def test_a_wait_is_said_again_and_again_and_ends_after_its_time(tmp_path, monkeypatch):
     clock, said = [0.0], []
-    monkeypatch.setattr("obbo_lightning.streams.follow.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("obbo_lightning.streams.arriving.follow.time.monotonic", lambda: clock[0])
     monkeypatch.setattr(LinesOfAFile, "wait", lambda self, seconds: clock.__setitem__(0, clock[0] + 1.0))
     (tmp_path / "tasks.jsonl").write_text(line())
     tasks = followed(tmp_path / "tasks.jsonl", timeout=5.0)
@@ -573,7 +580,7 @@ def test_a_stream_without_a_start_of_its_own_says_so():
         Bare().start(problem, 0)
     with pytest.raises(ValueError, match="problem must be given for Bare, which has none of its own, got none"):
         Bare().problem()
-    assert (Bare().facts(), Bare().inputs(), Bare().origins(), Bare().place(4)) == ({}, None, {}, "task 5")
+    assert (Bare().task_spec(), Bare().inputs(), Bare().source_digests(), Bare().place(4)) == ({}, None, {}, "task 5")
 
 
 def test_a_network_keeps_what_was_given_to_it_and_learns_the_rest_from_the_tasks():

@@ -7,10 +7,11 @@ import polars as pl
 import pytest
 import torch
 
-from obbo_lightning import OBBO, ForgettingStream
-from obbo_lightning.checks import check_stream
-from obbo_lightning.streams.forgetting import FACTORS, PastAndNext, running_scales
-from obbo_lightning.streams.forgetting_data import Rows, draw_rows, read_rows
+from obbo_lightning import OBBO
+from obbo_lightning.streams import ForgettingStream
+from obbo_lightning.streams.tabular.forgetting import FACTORS, PastAndNext, running_scales
+from obbo_lightning.streams.tabular.rows import Rows, draw_rows, read_rows
+from obbo_lightning.testing import check_stream
 
 
 def table(rows=60, seed=0):

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from obbo_lightning import cli
-from obbo_lightning.streams.classes import divide
-from obbo_lightning.streams.images import ImageFolderStream
+from obbo_lightning.streams.few_shot.classes import divide
+from obbo_lightning.streams.few_shot.images import ImageFolderStream
 
 FAST = ["--rounds", "2", "--evaluation.tasks", "2", "--problem.network.filters", "4", "--algorithm.inner.steps", "2"]
 
@@ -47,7 +47,9 @@ def test_a_folder_and_an_npz_of_the_same_images_give_the_same_tasks(tmp_path, ch
     np.savez(tmp_path / "own.npz", images=images[order], labels=names[order])
     one, two = small(folder), small(tmp_path / "own.npz")
     assert (
-        one.facts() == two.facts() == {"ways": 2, "shape": [channels, 20, 20], "channels": channels, "image_size": 20}
+        one.task_spec()
+        == two.task_spec()
+        == {"ways": 2, "shape": [channels, 20, 20], "channels": channels, "image_size": 20}
     )
     assert one.names == two.names
     assert one.train.classes.tolist() == two.train.classes.tolist()
@@ -98,7 +100,7 @@ def test_images_of_any_size_are_cropped_and_scaled(tmp_path):
     Image.fromarray(np.zeros((25, 50), np.uint8)).save(root / "class00" / "grey.jpg")  # grey among RGB
     stream = small(root, image_size=16)
     assert stream.train[0]["support"].shape == (6, 3, 16, 16)
-    assert (stream.facts()["channels"], stream.facts()["image_size"]) == (3, 16)
+    assert (stream.task_spec()["channels"], stream.task_spec()["image_size"]) == (3, 16)
 
 
 def test_sixteen_bits_keep_their_shades_and_unknown_ranges_are_refused(tmp_path):

@@ -10,17 +10,17 @@ from torch.nn import functional
 from toy import SIX
 
 from obbo_lightning import cli, online
-from obbo_lightning.checks import check_stream
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
-from obbo_lightning.streams.imbalance import ImbalanceStream
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
+from obbo_lightning.streams.labelled.imbalance import ImbalanceStream
+from obbo_lightning.testing import check_stream
 from obbo_lightning.training.run import build
 
 TINY = ["--config", "imbalance", "--rounds", "4", "--data.period", "1", "--data.validation", "2", "--data.test", "3"]
 
 
 def settings_of(*flags):
-    return complete(read_layers([*TINY, *flags])[0])
+    return complete_config(parse_arguments([*TINY, *flags])[0])
 
 
 def test_the_stream_keeps_its_contract():
@@ -114,7 +114,7 @@ def test_every_algorithm_plays_it(algorithm):
     start = stream.start(module.problem, 0)
     played = list(online(module.problem, module.algorithm, stream.train[:3], start))
     assert played[-1].scores.keys() == {"accuracy", "balanced_accuracy"}
-    for name, block in module.problem.blocks.split(played[-1].step.outer - start).items():
+    for name, block in module.problem.blocks.split(played[-1].outer - start).items():
         assert block.abs().max() > 1e-3, name
 
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from toy import F64, SIX
 
-from obbo_lightning import OBBO, Box, ClosedForm, cli, online
+from obbo_lightning import OBBO, cli, online
+from obbo_lightning.domains import Box
+from obbo_lightning.hypergradients import ClosedForm
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.streams.market import MarketStream, training_mask
-from obbo_lightning.streams.market_data import detect_events, simulate_market
+from obbo_lightning.streams.market.prices import detect_events, simulate_market
+from obbo_lightning.streams.market.stream import MarketStream, training_mask
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "market"
@@ -72,7 +74,7 @@ def test_nothing_of_the_future_is_looked_at(files):
     t = 9
     poisoned.train.values[t + 30 :] = torch.nan
     one, two = play(known, t + 1), play(poisoned, t + 1)
-    assert torch.equal(one[-1].step.outer, two[-1].step.outer)
+    assert torch.equal(one[-1].outer, two[-1].outer)
     assert bool(
         torch.isnan(poisoned.train[t + 1]["values"]).any() or torch.isnan(poisoned.train[t + 3]["values"]).any()
     )
@@ -80,11 +82,11 @@ def test_nothing_of_the_future_is_looked_at(files):
 
 def test_an_event_alone_equals_the_event_among_others(files):
     stream = small_stream(files)
-    together = play(stream, 20)[-1].step.outer
+    together = play(stream, 20)[-1].outer
     for lane in range(3):
-        assert torch.equal(play(stream, 20, slice(lane, lane + 1))[-1].step.outer[0], together[lane])
+        assert torch.equal(play(stream, 20, slice(lane, lane + 1))[-1].outer[0], together[lane])
     pl.read_csv(files[1])[1:2].write_csv(files[1])
-    assert torch.equal(play(small_stream(files), 20)[-1].step.outer[0], together[1])
+    assert torch.equal(play(small_stream(files), 20)[-1].outer[0], together[1])
 
 
 def test_validation_by_stride_and_at_random():

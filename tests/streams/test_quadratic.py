@@ -7,24 +7,18 @@ import torch
 from scipy.optimize import minimize
 from toy import F64, Nonlinear, Proximal, toy_point, toy_task
 
-from obbo_lightning import (
-    OBBO,
-    AdaptiveDiagonal,
-    ClosedForm,
-    Euclidean,
-    GradientDescent,
-    Sample,
-    Unrolled,
-    online,
-)
-from obbo_lightning.checks import check_problem
+from obbo_lightning import OBBO, online
+from obbo_lightning.geometry import AdaptiveDiagonal, Euclidean
+from obbo_lightning.hypergradients import ClosedForm, Sample, Unrolled
 from obbo_lightning.problems.quadratic import Quadratic
-from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.solvers import GradientDescent
+from obbo_lightning.streams.quadratic import QuadraticTasks
+from obbo_lightning.testing import check_problem
 
 
 @pytest.fixture
 def stream():
-    return QuadraticStream(condition_number=[2.0, 20.0], lanes=2, rounds=12, radius=3.0)
+    return QuadraticTasks(condition_number=[2.0, 20.0], lanes=2, rounds=12, radius=3.0)
 
 
 def test_problem_contract_holds_for_every_problem_here(stream):
@@ -119,10 +113,10 @@ def test_outer_smoothness_is_the_largest_curvature_of_f(stream):
 
 
 def test_tasks_are_a_pure_function_of_seed_and_round(stream):
-    again = QuadraticStream(condition_number=[2.0, 20.0], lanes=2, rounds=500, radius=3.0)
+    again = QuadraticTasks(condition_number=[2.0, 20.0], lanes=2, rounds=500, radius=3.0)
     for t in (11, 0, 5):
         assert all(torch.equal(stream[t][k], again[t][k]) for k in ("b", "c"))
-    other = QuadraticStream(condition_number=[2.0, 20.0], lanes=2, rounds=12, seed=1)
+    other = QuadraticTasks(condition_number=[2.0, 20.0], lanes=2, rounds=12, seed=1)
     assert not torch.equal(stream[0]["b"], other[0]["b"])
     assert len(list(stream)) == len(stream) == 12
     assert torch.equal(stream[-1]["b"], stream[11]["b"])
@@ -132,8 +126,8 @@ def test_tasks_are_a_pure_function_of_seed_and_round(stream):
 
 
 def test_drift_decays_as_the_root_of_the_round():
-    stream = QuadraticStream(rounds=1000, drift=0.7)
-    still = QuadraticStream(rounds=1000, drift=0.0)
+    stream = QuadraticTasks(rounds=1000, drift=0.7)
+    still = QuadraticTasks(rounds=1000, drift=0.0)
     for t in (0, 3, 99, 999):
         assert math.isclose(float((stream[t]["b"] - still[t]["b"]).norm()), 0.7 / math.sqrt(t + 1), rel_tol=1e-12)
         assert torch.equal(still[t]["c"], still[0]["c"])
@@ -176,7 +170,7 @@ def test_variation_is_the_supremum_over_the_ball(stream):
 
 
 def test_noise_has_mean_zero_and_the_chosen_size():
-    stream = QuadraticStream(noise=0.5, rounds=1)
+    stream = QuadraticTasks(noise=0.5, rounds=1)
     outer, inner = stream.initial_outer(), toy_point(lanes=1, dim=8).requires_grad_()
 
     def gradient(sample):
@@ -201,7 +195,7 @@ def test_exact_regret_of_obbo_is_sublinear(geometry, hypergradient):
     widest = math.isqrt(max(lengths))
     averages = []
     for rounds in lengths:
-        stream = QuadraticStream(condition_number=2.0, rounds=rounds, outer_dim=2, inner_dim=3, drift=0.5)
+        stream = QuadraticTasks(condition_number=2.0, rounds=rounds, outer_dim=2, inner_dim=3, drift=0.5)
         problem = stream.problem
         # K = log(T)/log(1/(1 − ημ)) + 1 with η = 0.9/ℓ, α = 1/(L w_max)
         steps = math.ceil(math.log(rounds) / -math.log(1 - 0.9 / 2)) + 1
@@ -215,6 +209,6 @@ def test_exact_regret_of_obbo_is_sublinear(geometry, hypergradient):
         )
         rounds_played = online(problem, algorithm, stream, stream.initial_outer() + 1, regret_window=math.isqrt(rounds))
         *_, last = rounds_played
-        averages.append(float(last.step.regret["exact"]) / rounds)
+        averages.append(float(last.regret["exact"]) / rounds)
     assert all(later < earlier for earlier, later in pairwise(averages)), averages
     assert averages[-1] < averages[0] / 4, averages

@@ -4,9 +4,9 @@ import pytest
 import torch
 from recorded import digest, present_flags, require_recorded
 
-from obbo_lightning.settings.build import build_stream
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
+from obbo_lightning.config.build import build_stream
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
 
 IMAGES = "--data.image_size 16"
 STREAMS = [
@@ -38,8 +38,8 @@ def test_tasks_are_those_that_were_recorded(flags):
 
 def tasks_of(flags):
     """What a stream with these flags serves."""
-    stream = build_stream(complete(read_layers(flags.split())[0]))
-    seen = {"facts": digest(stream.facts()), "metric": list(stream.metric)}
+    stream = build_stream(complete_config(parse_arguments(flags.split())[0]))
+    seen = {"task_spec": digest(stream.task_spec()), "metric": list(stream.metric)}
     for name in ("train", "validation", "test"):
         tasks = getattr(stream, name)
         seen[name] = {"length": len(tasks)}

@@ -9,11 +9,11 @@ from torch.nn import functional
 from toy import SIX
 
 from obbo_lightning import cli, online
-from obbo_lightning.checks import check_stream
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
-from obbo_lightning.streams.labelled import Labelled
-from obbo_lightning.streams.regularization import FIXED, RegularizationStream
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
+from obbo_lightning.streams.labelled.examples import Labelled
+from obbo_lightning.streams.labelled.regularization import FIXED, RegularizationStream
+from obbo_lightning.testing import check_stream
 from obbo_lightning.training.run import build
 
 SMALL = ["--data.examples", "20", "--data.batch", "8", "--data.validation", "4", "--data.test", "6"]
@@ -26,7 +26,7 @@ def stream():
 
 
 def settings_of(*flags):
-    return complete(read_layers([*TINY, "--algorithm.inner.batch_size", "4", *flags])[0])
+    return complete_config(parse_arguments([*TINY, "--algorithm.inner.batch_size", "4", *flags])[0])
 
 
 def test_the_stream_keeps_its_contract():
@@ -115,7 +115,7 @@ def test_every_algorithm_plays_it(algorithm):
     start = stream.start(module.problem, 0)
     played = list(online(module.problem, module.algorithm, stream.train[:3], start))
     assert played[-1].scores.keys() == {"accuracy", "cross_entropy"}
-    for name, block in module.problem.blocks.split(played[-1].step.outer / start - 1).items():
+    for name, block in module.problem.blocks.split(played[-1].outer / start - 1).items():
         assert block.abs().max() > 1e-3, name
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from obbo_lightning.streams.market import MarketStream
-from obbo_lightning.streams.synthetic import SyntheticStream
+from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
+from obbo_lightning.streams.market.stream import MarketStream
 
 
 class Numbered:

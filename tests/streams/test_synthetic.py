@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from obbo_lightning import CNN4, MLP, FewShot, Metric
-from obbo_lightning.streams.few_shot import Drawing, FewShotTasks
-from obbo_lightning.streams.synthetic import DrawnClasses, SyntheticStream
+from obbo_lightning import FewShot, Metric
+from obbo_lightning.networks import CNN4, MLP
+from obbo_lightning.streams.few_shot.stream import Drawing, FewShotTasks
+from obbo_lightning.streams.few_shot.synthetic import DrawnClasses, SyntheticStream
 from obbo_lightning.training.datamodule import StreamDataModule
 
 SMALL = {"image_size": 16, "ways": 3, "shots": 2, "queries": 3}
@@ -20,8 +21,8 @@ def stream():
 
 
 def test_tasks_decide_of_a_network_what_it_takes_and_was_not_given(stream):
-    assert stream.facts() == {"ways": 3, "shape": [3, 16, 16], "channels": 3, "image_size": 16}
-    assert tuple(stream.facts()) == stream.decided
+    assert stream.task_spec() == {"ways": 3, "shape": [3, 16, 16], "channels": 3, "image_size": 16}
+    assert tuple(stream.task_spec()) == stream.decided
     assert stream.metric == Metric("accuracy", higher_is_better=True)
     template = stream.problem().network.template
     assert isinstance(template, CNN4)

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from obbo_lightning import MLP, OBBO, GradientDescent, InnerSGD
-from obbo_lightning.problems.sources import TrustedSources
-from obbo_lightning.streams.baselines import fixed_outer, on_validation_alone
-from obbo_lightning.streams.labelled import Labelled
-from obbo_lightning.streams.sources import POWERS, SourcesStream
+from obbo_lightning import OBBO
+from obbo_lightning.networks import MLP
+from obbo_lightning.problems.sources import SourceWeights
+from obbo_lightning.solvers import GradientDescent, InnerSGD
+from obbo_lightning.streams.labelled.baselines import fixed_outer, on_validation_alone
+from obbo_lightning.streams.labelled.examples import Labelled
+from obbo_lightning.streams.labelled.sources import POWERS, SourcesStream
 
 
 def write(path, **arrays):
@@ -148,7 +150,7 @@ def test_a_task_is_judged_on_other_examples_than_it_is_trained_on():
         assert [len(task[f"{name}_y"]) for name in ("train", "validation", "test")] == [200, 8, 9]
     assert torch.equal(tasks[0]["validation_x"], tasks[1]["validation_x"])  # once and for all
     assert not torch.equal(tasks[0]["test_x"], tasks[1]["test_x"])
-    assert stream.facts() == {"sources": 4, "ways": 10, "shape": (20,)}
+    assert stream.task_spec() == {"sources": 4, "ways": 10, "shape": (20,)}
     assert len(stream.train) == 1_000_000
     for settings, said in (
         ({"wrong": 4}, r"data\.wrong must be less than the 4 sources, got 4"),
@@ -184,7 +186,7 @@ def played(problem, stream, inner, weights, rounds, loss=None):
 
 def test_what_a_learned_weight_must_beat_is_the_same_solver_with_given_weights():
     stream = small(period=2, examples=20, test=50)
-    problem = TrustedSources(partial(MLP, ways=10, shape=[20], widths=[6]), sources=4)
+    problem = SourceWeights(partial(MLP, ways=10, shape=[20], widths=[6]), sources=4)
     inner = InnerSGD(steps=3, lr=0.2, momentum=0.5)
     algorithm = OBBO(inner=inner)
     found = stream.baselines(problem, algorithm, 5)
@@ -206,7 +208,7 @@ def test_what_a_learned_weight_must_beat_is_the_same_solver_with_given_weights()
 
 def test_a_fixed_outer_variable_may_be_judged_by_its_loss_and_rounds_may_begin_anew():
     stream = small(examples=5)
-    problem = TrustedSources(partial(MLP, ways=10, shape=[20], widths=[6]), sources=4)
+    problem = SourceWeights(partial(MLP, ways=10, shape=[20], widths=[6]), sources=4)
     outer = torch.full((2, 4), 0.25)
     tasks = [stream.train[0]] * 3
     carried = fixed_outer(problem, OBBO(inner=GradientDescent(3, 0.1)), tasks, lambda t: outer, "loss")

@@ -1,6 +1,6 @@
 import platform
 
-from obbo_lightning import keep_freed_memory
+from obbo_lightning.training.allocator import keep_freed_memory
 
 
 def test_glibc_takes_the_settings():

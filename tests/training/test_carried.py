@@ -7,18 +7,10 @@ import lightning as L
 import torch
 from toy import Nonlinear, toy_point, toy_task
 
-from obbo_lightning import (
-    OBBO,
-    SOBOW,
-    FixedPoint,
-    GradientDescent,
-    OnlineBilevelModule,
-    StreamDataModule,
-    Tasks,
-    Warm,
-    cli,
-)
+from obbo_lightning import OBBO, SOBOW, OnlineBilevelModule, StreamDataModule, Tasks, cli
+from obbo_lightning.hypergradients import FixedPoint, InnerState
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.training.evaluation import evaluate
 from obbo_lightning.training.recorder import Recorder
 
@@ -59,22 +51,22 @@ def test_a_module_judges_from_where_the_first_of_its_tasks_ended(tmp_path):
     one = L.Trainer(**usual, default_root_dir=tmp_path, enable_checkpointing=False, limit_val_batches=0, max_epochs=1)
     one.fit(made, StreamDataModule(Tasks(lambda t: toy_task(lanes=1, seed=t), 10), rounds=3, tasks_per_round=2))
     task = toy_task(lanes=1, seed=99)
-    first, second = (evaluate(made.problem, algorithm, made.outer.detach(), task, warm)["loss"] for warm in made.warms)
+    first, second = (evaluate(made.problem, algorithm, made.outer.detach(), task, warm)["loss"] for warm in made.states)
     assert torch.equal(made.evaluate(task)["loss"], first)
     assert not torch.equal(first, second)
 
 
 def test_a_checkpoint_has_the_inner_variable_and_the_linear_solution_of_every_task():
     made, other = (OnlineBilevelModule(Nonlinear(), SOBOW(), toy_point(2), tasks_per_round=2) for _ in range(2))
-    made.warms = [Warm(toy_point(2, seed=n), toy_point(2, seed=10 + n)) for n in range(2)]
+    made.states = [InnerState(toy_point(2, seed=n), toy_point(2, seed=10 + n)) for n in range(2)]
     progress = {"current": {"completed": 1}, "total": {"completed": 1}}
     loop = {"epoch_progress": progress, "epoch_loop.batch_progress": {"is_last_batch": True}}
     checkpoint = {"state_dict": {"outer": made.outer}, "global_step": 3, "loops": {"fit_loop": loop}}
     made.on_save_checkpoint(checkpoint)
     other.float()
     other.on_load_checkpoint(checkpoint)
-    for mine, theirs in zip(made.warms, other.warms, strict=True):
+    for mine, theirs in zip(made.states, other.states, strict=True):
         assert torch.equal(mine.inner, theirs.inner)
         assert torch.equal(mine.solve, theirs.solve)
-    assert other.judged_from is other.warms[0]
+    assert other.judged_from is other.states[0]
     assert other.outer.dtype == torch.float64  # before λ itself is loaded, or it would lose half of its digits

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from obbo_lightning import Tasks, cli
-from obbo_lightning.streams.quadratic import QuadraticData
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 SEED, ROUNDS, WINDOW, REGRET_WINDOW, TASKS = 3, 12, 3, 4, 2
 FLAGS = ["fit", "--config", "quadratic", "--seed", str(SEED), "--rounds", str(ROUNDS), "--tasks_per_round", str(TASKS)]
@@ -28,7 +28,7 @@ def matrices(data):
 def play(name):
     """λ_T, and a row a round: mean loss before learning, Euclidean regret; float64."""
     _, weights, steps = METHODS[name]
-    data = QuadraticData(noise=0.1, seed=SEED)
+    data = QuadraticStream(noise=0.1, seed=SEED)
     a, b, ridge = matrices(data)
     outer, inners = np.zeros(4), [np.zeros(8) for _ in range(TASKS)]
     past, regret, rows = [], 0.0, []
@@ -71,7 +71,7 @@ def test_a_run_is_what_its_definition_says(name, tmp_path, monkeypatch):
     solve = ["--algorithm.hypergradient", "conjugate_gradient", "--algorithm.hypergradient.steps", "20"]
     inner = ["--algorithm.inner.steps", str(steps), "--algorithm.inner.lr", "0.9", "--algorithm.domain", "real"]
     poison = Tasks(lambda t: pytest.fail("a run looked at a validation task"), 5)
-    monkeypatch.setattr(QuadraticData, "validation", property(lambda self: poison, lambda self, tasks: None))
+    monkeypatch.setattr(QuadraticStream, "validation", property(lambda self: poison, lambda self, tasks: None))
     assert cli.main([*FLAGS, "--algorithm", name, *flags, *solve, *inner]) == 0
     (run,) = (tmp_path / "runs" / "quadratic").iterdir()
     found = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
@@ -80,7 +80,7 @@ def test_a_run_is_what_its_definition_says(name, tmp_path, monkeypatch):
         assert float(row["loss"]) == pytest.approx(loss, rel=1e-10)
         assert float(row["regret/euclidean"]) == pytest.approx(regret, rel=1e-10)
     summary = json.loads((run / "summary.json").read_text())
-    data = QuadraticData(noise=0.1, seed=SEED)
+    data = QuadraticStream(noise=0.1, seed=SEED)
     untrained, trained = judged(np.zeros(4), data), judged(outer, data)
     gain = untrained - trained  # of a loss: lower is better
     assert summary["untrained_test_loss"] == pytest.approx(untrained.mean(), rel=1e-10)
@@ -108,7 +108,7 @@ def test_the_runs_seed_decides_tasks_start_and_draws(tmp_path, monkeypatch):
     played = []
     for seed in (0, 1):
         # the same tasks for both: what is left of the seed are the draws
-        monkeypatch.setattr(QuadraticData, "__init__", pinned(QuadraticData.__init__))
+        monkeypatch.setattr(QuadraticStream, "__init__", pinned(QuadraticStream.__init__))
         assert cli.main([*noisy, "--seed", str(seed), "--output", f"draws{seed}"]) == 0
         (run,) = (tmp_path / f"draws{seed}" / "quadratic").iterdir()
         played.append(list(csv.DictReader((run / "metrics.csv").read_text().splitlines())))
@@ -119,13 +119,16 @@ def test_the_runs_seed_decides_tasks_start_and_draws(tmp_path, monkeypatch):
 def test_the_start_follows_the_seed():
     from functools import partial
 
-    from obbo_lightning import CNN4, FewShot
-    from obbo_lightning.settings.layers import read_layers
-    from obbo_lightning.settings.schema import complete
+    from obbo_lightning import FewShot
+    from obbo_lightning.config.layers import parse_arguments
+    from obbo_lightning.config.schema import complete_config
+    from obbo_lightning.networks import CNN4
     from obbo_lightning.training.run import build
 
     small = ["--problem.network.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "1", "--seed"]
-    starts = {seed: build(complete(read_layers([*small, str(seed)])[0])).module.outer.detach() for seed in (0, 3)}
+    starts = {
+        seed: build(complete_config(parse_arguments([*small, str(seed)])[0])).module.outer.detach() for seed in (0, 3)
+    }
     problem = FewShot(partial(CNN4, filters=2, image_size=16))
     for seed, start in starts.items():
         assert start.equal(problem.initial_outer(seed))

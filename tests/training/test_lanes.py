@@ -8,7 +8,7 @@ import torch
 
 from obbo_lightning import OBBO, OnlineBilevelModule
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.streams.quadratic import QuadraticTasks
 from obbo_lightning.training.lanes import LaneRecorder
 
 
@@ -23,7 +23,7 @@ def pass_by(recorder, module, rounds):
 
 
 def test_regrets_of_every_100th_and_of_the_last_round_also_after_a_resume(tmp_path):
-    stream = QuadraticStream(lanes=3, outer_dim=2)
+    stream = QuadraticTasks(lanes=3, outer_dim=2)
     module = OnlineBilevelModule(stream.problem, OBBO(), stream.initial_outer())
     names = pl.DataFrame({"ticker": ["=a", "b", "c"]})
     first, second = (LaneRecorder(RunDirectory(tmp_path), names) for _ in range(2))
@@ -43,7 +43,7 @@ def test_regrets_of_every_100th_and_of_the_last_round_also_after_a_resume(tmp_pa
 
 
 def test_a_last_round_that_is_kept_already_is_kept_once(tmp_path):
-    stream = QuadraticStream(lanes=3, outer_dim=2)
+    stream = QuadraticTasks(lanes=3, outer_dim=2)
     module = OnlineBilevelModule(stream.problem, OBBO(), stream.initial_outer())
     recorder = LaneRecorder(RunDirectory(tmp_path), pl.DataFrame({"ticker": ["a", "b", "c"]}))
     pass_by(recorder, module, range(1, 201))
@@ -54,7 +54,7 @@ def test_a_last_round_that_is_kept_already_is_kept_once(tmp_path):
 
 
 def test_a_run_that_is_resumed_at_its_end_has_its_last_round_and_a_lane_of_one_number_has_its_weight(tmp_path):
-    stream = QuadraticStream(lanes=3, outer_dim=1)
+    stream = QuadraticTasks(lanes=3, outer_dim=1)
     module = OnlineBilevelModule(stream.problem, OBBO(), torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64))
     names = pl.DataFrame({"ticker": ["a", "b", "c"]})
     first, second = (LaneRecorder(RunDirectory(tmp_path), names) for _ in range(2))

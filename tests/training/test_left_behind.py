@@ -4,12 +4,12 @@ import gc
 import signal
 
 from obbo_lightning import cli
-from obbo_lightning.streams.quadratic import QuadraticData
+from obbo_lightning.streams.quadratic import QuadraticStream
 from obbo_lightning.training.module import OnlineBilevelModule
 
 
 def alive():
-    return {id(one) for one in gc.get_objects() if type(one) in (QuadraticData, OnlineBilevelModule)}
+    return {id(one) for one in gc.get_objects() if type(one) in (QuadraticStream, OnlineBilevelModule)}
 
 
 def test_a_run_leaves_neither_its_data_nor_its_signal_handlers_behind(tmp_path):

@@ -14,20 +14,20 @@ from lightning.pytorch.loggers import CSVLogger
 from toy import F64, Proximal, toy_point, toy_task
 
 from obbo_lightning import (
-    CNN4,
     OAGD,
     OBBO,
     ExactCheckpoints,
     FewShot,
-    FixedPoint,
-    GradientDescent,
     OnlineBilevelModule,
     StreamDataModule,
     Tasks,
     cli,
     online,
 )
+from obbo_lightning.hypergradients import FixedPoint
+from obbo_lightning.networks import CNN4
 from obbo_lightning.runs.checkpoints import CheckpointError
+from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.training.evaluation import evaluate
 
 pytestmark = [
@@ -68,7 +68,7 @@ def trainer(tmp_path, **options):
 
 def outer_after(rounds, algorithm=OURS):
     *_, last = online(Warmed(), algorithm, [tasks()[t] for t in range(rounds)], toy_point(1))
-    return last.step.outer
+    return last.outer
 
 
 def judged(made, task, start):
@@ -93,7 +93,7 @@ def test_every_round_is_in_the_log_under_its_number(tmp_path):
     played = list(online(Warmed(), made.algorithm, [tasks()[t] for t in range(6)], toy_point(1)))
     for row, one_round in zip(rounds, played, strict=True):
         assert float(row["loss"]) == float(one_round.loss)  # all digits
-        assert float(row["regret/euclidean"]) == float(one_round.step.regret["euclidean"])
+        assert float(row["regret/euclidean"]) == float(one_round.regret["euclidean"])
     assert any(row["lr-BregmanProx"] for row in rows)
 
 
@@ -103,7 +103,7 @@ def test_a_validation_starts_from_the_current_inner_variable(tmp_path):
 
     class Watch(L.Callback):
         def on_validation_end(self, trainer, pl_module):
-            warm = pl_module.warms[0]
+            warm = pl_module.states[0]
             expected = [
                 evaluate(made.problem, made.algorithm, made.outer.detach(), task, warm)["loss"]
                 for task in data().validation
@@ -123,10 +123,10 @@ def test_test_adapts_although_lightning_is_in_inference_mode(tmp_path):
     one.fit(made, data())
     (found,) = one.test(made, data(), verbose=False)
     losses = [
-        evaluate(made.problem, made.algorithm, made.outer.detach(), t, made.warms[0])["loss"] for t in data().test
+        evaluate(made.problem, made.algorithm, made.outer.detach(), t, made.states[0])["loss"] for t in data().test
     ]
     assert found["test/loss"] == pytest.approx(float(torch.stack(losses).mean()), rel=1e-12)
-    unadapted = [float(made.problem.outer_loss(made.outer, made.warms[0].inner, task)) for task in data().test]
+    unadapted = [float(made.problem.outer_loss(made.outer, made.states[0].inner, task)) for task in data().test]
     assert found["test/loss"] != pytest.approx(sum(unadapted) / 5, rel=1e-6)
 
 
@@ -455,8 +455,8 @@ def test_a_run_that_was_over_is_not_played_on_when_it_lost_its_summary(tmp_path,
 def test_a_validation_without_tasks_delays_neither_checkpoints_nor_signals(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "from obbo_lightning.streams.quadratic import QuadraticData\n"
-        "class Mine(QuadraticData):\n"
+        "from obbo_lightning.streams.quadratic import QuadraticStream\n"
+        "class Mine(QuadraticStream):\n"
         "    def __init__(self, seed: int = 0):\n"
         "        super().__init__(seed=seed)\n"
         "        self.validation = ()\n"

@@ -10,39 +10,35 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from obbo_lightning.training.recorder import Recorder, _planned
+from obbo_lightning.training.rows import columns_of, more_columns, values_of
 from toy import Nonlinear, toy_point, toy_task
 
 from obbo_lightning import (
-    MLP,
     OBBO,
-    Blocks,
-    ClosedForm,
     ExactCheckpoints,
-    ExactSolution,
     FewShot,
-    FixedPoint,
-    GradientDescent,
-    InnerSGD,
     OnlineBilevelModule,
+    ParameterGroups,
     Positive,
     StreamDataModule,
     Tasks,
-    Warm,
 )
+from obbo_lightning.core.distributed import Shard
 from obbo_lightning.core.memory import HypergradientWindow
 from obbo_lightning.core.outer_step import OuterStep
-from obbo_lightning.core.share import Share
+from obbo_lightning.hypergradients import ClosedForm, FixedPoint, InnerState
+from obbo_lightning.networks import MLP
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.solvers import ExactSolution, GradientDescent, InnerSGD
+from obbo_lightning.streams.quadratic import QuadraticTasks
 from obbo_lightning.training import run as running
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, Seen
 from obbo_lightning.training.evaluation import evaluate
 from obbo_lightning.training.module import _go_on_in_the_same_epoch, _plain
 from obbo_lightning.training.outer_step import BregmanOuterStep
-from obbo_lightning.training.recorder import Recorder, _planned
-from obbo_lightning.training.rows import columns_of, more_columns, values_of
-from obbo_lightning.training.run import play_to_exit_code
+from obbo_lightning.training.run import fit_to_exit_code
 from obbo_lightning.training.signals import Stopped
 from obbo_lightning.training.trainer import validates_now
 
@@ -64,7 +60,7 @@ class Noisy(Nonlinear):
 
 
 def test_the_noise_of_an_evaluation_has_the_seed_of_the_run():
-    task, start = toy_task(lanes=1, seed=9), Warm(toy_point(1, seed=7))
+    task, start = toy_task(lanes=1, seed=9), InnerState(toy_point(1, seed=7))
     one = OnlineBilevelModule(Noisy(), SAMPLED, toy_point(1), seed=6)
     one.judged_from = start
     expected, other = (evaluate(one.problem, SAMPLED, one.outer, task, start, seed)["loss"] for seed in (6, 0))
@@ -74,12 +70,12 @@ def test_the_noise_of_an_evaluation_has_the_seed_of_the_run():
 
 @pytest.mark.parametrize("hook", ["on_validation_epoch_start", "on_test_epoch_start"])
 def test_several_processes_judge_from_the_first_task_of_all_of_them(hook):
-    one, first = module(), Warm(toy_point(1, seed=7))
+    one, first = module(), InnerState(toy_point(1, seed=7))
     one.outer_step.ranks = SimpleNamespace(gather_warms=lambda warms: [first, *warms])
     getattr(one, hook)()
     assert torch.equal(one.judged_from.inner, first.inner)
     algorithm = OBBO(inner=ExactSolution(), hypergradient=ClosedForm())
-    exact = OnlineBilevelModule(QuadraticStream().problem, algorithm, torch.zeros(1, 4).double())
+    exact = OnlineBilevelModule(QuadraticTasks().problem, algorithm, torch.zeros(1, 4).double())
     exact.outer_step.ranks = SimpleNamespace(gather_warms=None)  # nothing is carried, and nobody asked
     getattr(exact, hook)()
 
@@ -92,8 +88,8 @@ def test_tasks_are_solved_together_where_that_is_asked_for(several, together):
         global_rank=0, world_size=1, strategy=strategy, fit_loop=SimpleNamespace(max_epochs=None), datamodule=None
     )
     one.on_fit_start()
-    assert one.outer_step.ranks.share.side_by_side is together
-    assert isinstance(one.outer_step.ranks.share, Share)
+    assert one.outer_step.ranks.share.vmap is together
+    assert isinstance(one.outer_step.ranks.share, Shard)
     assert one.trainer.fit_loop.max_epochs == 1
 
 
@@ -308,7 +304,7 @@ def test_an_outer_step_goes_on_where_its_checkpoint_was():
     algorithm = OBBO(lr=0.1, window=3)
     owner = SimpleNamespace(
         get_parameter={"outer": parameter}.__getitem__,
-        optimizers=lambda: SimpleNamespace(optimizer=algorithm.outer_rule(parameter, None), step=None),
+        optimizers=lambda: SimpleNamespace(optimizer=algorithm.optimizer(parameter, None), step=None),
     )
     first, second = BregmanOuterStep(algorithm, regret_window=2), BregmanOuterStep(algorithm, regret_window=2)
     assert first.state_dict() == {}
@@ -364,8 +360,8 @@ def test_columns_of_blocks_and_of_automatic_steps_have_their_names():
 )
 def test_how_a_run_ended_is_said_once_and_in_its_code(error, first, code, said, monkeypatch, capsys):
     monkeypatch.setattr(running, "fit", lambda *arguments, **more: (_ for _ in ()).throw(error))
-    monkeypatch.setattr(running, "is_first", lambda: first)
-    assert play_to_exit_code({}, SimpleNamespace(path="here"), None, None) == code
+    monkeypatch.setattr(running, "is_rank_zero", lambda: first)
+    assert fit_to_exit_code({}, SimpleNamespace(path="here"), None, None) == code
     found = capsys.readouterr().err
     assert said in found
     assert bool(found) == bool(said)
@@ -394,7 +390,7 @@ def test_a_round_is_played_with_its_own_key_and_its_row_has_its_number(monkeypat
     one._trainer = SimpleNamespace(global_step=7, world_size=1)
     one.outer_step.step = SimpleNamespace(memory=SimpleNamespace(fill=3))
     one.outer_step.ranks = SimpleNamespace(share="share", size=1)
-    warms = [Warm(toy_point(1))]
+    warms = [InnerState(toy_point(1))]
     monkeypatch.setattr(modules, "play", lambda *given: asked.append(given) or SimpleNamespace(warms=warms))
     monkeypatch.setattr(modules, "row_of", lambda played, fill: {"loss": 0.1, "window_fill": fill, "mse": None})
     one.log_dict = lambda numbers, batch_size: logged.update(numbers)
@@ -404,7 +400,7 @@ def test_a_round_is_played_with_its_own_key_and_its_row_has_its_number(monkeypat
     assert (tasks, share) == (["task"], "share")
     assert (key.seed, key.round) == (11, 7)
     assert before is not warms
-    assert one.warms is warms
+    assert one.states is warms
     assert one.judged_from is warms[0]
     assert one.row == {"round": 7, "loss": 0.1, "window_fill": 3, "mse": None}
     assert {name: float(value) for name, value in logged.items()} == {
@@ -506,7 +502,7 @@ def test_a_defect_in_a_run_says_how_to_go_on(monkeypatch):
 
     monkeypatch.setattr(running, "fit", defect)
     with pytest.raises(running.RunFailedError, match=r"RuntimeError: a defect .* go on with: python -m .* resume here"):
-        play_to_exit_code({}, SimpleNamespace(path="here"), None, None)
+        fit_to_exit_code({}, SimpleNamespace(path="here"), None, None)
 
 
 def test_a_module_without_a_start_has_that_of_its_seed():
@@ -529,13 +525,13 @@ def test_the_start_that_was_given_is_left_as_it_was():
 
 def test_a_rank_plays_its_own_of_the_warm_starts_and_saves_those_of_all():
     one = module(tasks_per_round=2)
-    one.warms = [Warm(toy_point(1, seed=n)) for n in range(2)]
-    every = list(one.warms)
+    one.states = [InnerState(toy_point(1, seed=n)) for n in range(2)]
+    every = list(one.states)
     one._trainer = SimpleNamespace(
         global_rank=1, world_size=2, strategy=None, fit_loop=SimpleNamespace(max_epochs=None), datamodule=None
     )
     one.on_fit_start()
-    (own,) = one.warms
+    (own,) = one.states
     assert torch.equal(own.inner, every[1].inner)
     one.outer_step.ranks.gather_warms = lambda warms: [every[0], *warms]
     content = {}
@@ -566,7 +562,7 @@ def test_on_a_gpu_tasks_are_solved_together_unless_a_loop_is_asked_for(monkeypat
             global_rank=0, world_size=1, strategy=None, fit_loop=SimpleNamespace(max_epochs=None), datamodule=None
         )
         one.on_fit_start()
-        assert one.outer_step.ranks.share.side_by_side is together
+        assert one.outer_step.ranks.share.vmap is together
 
 
 def test_a_checkpoint_is_read_to_where_it_is_asked_for(tmp_path, monkeypatch):
@@ -591,16 +587,16 @@ def test_the_outer_step_is_brought_along_once():
 
 
 def test_the_outer_step_has_the_window_the_policy_and_the_blocks_that_were_given():
-    hyper = Blocks(a=Positive(0.5), b=Positive(0.25))
+    hyper = ParameterGroups(a=Positive(0.5), b=Positive(0.25))
     parameter, algorithm = torch.nn.Parameter(hyper.start()), OBBO(window=3)
     owner = SimpleNamespace(
         get_parameter={"outer": parameter}.__getitem__,
-        optimizers=lambda: SimpleNamespace(optimizer=algorithm.outer_rule(parameter, hyper), step=None),
+        optimizers=lambda: SimpleNamespace(optimizer=algorithm.optimizer(parameter, hyper), step=None),
     )
     callback = BregmanOuterStep(algorithm, 4, "skip", hyper)
     callback.ranks = SimpleNamespace()
     callback.on_train_start(None, owner)
-    windows = {name: regret.memory.window for name, regret in callback.step.regret.items()}
+    windows = {name: regret.memory.window for name, regret in callback.regret.items()}
     assert windows == {"euclidean": 4, "generalized": 1, "exact": 4, "geometry": 1}
     assert callback.step.on_nonfinite == "skip"
     assert list(callback.step.blocks) == ["a", "b"]
@@ -628,7 +624,7 @@ def test_a_task_is_judged_where_the_module_is_and_in_its_precision(tmp_path):
 def test_an_evaluation_goes_on_with_the_momentum_of_the_stream():
     task, outer, inner = toy_task(lanes=1, seed=9), toy_point(1), toy_point(1, seed=7)
     algorithm = OBBO(inner=InnerSGD(steps=1, lr=0.1, momentum=0.5), hypergradient=FixedPoint(3, lr=0.1))
-    found = evaluate(Nonlinear(), algorithm, outer, task, Warm(inner, solver=torch.ones_like(inner)))
+    found = evaluate(Nonlinear(), algorithm, outer, task, InnerState(inner, solver=torch.ones_like(inner)))
     at = inner.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(Nonlinear().inner_loss(outer, at, task).sum(), at)
     expected = Nonlinear().outer_loss(outer, inner - 0.1 * (0.5 + gradient), task)

@@ -9,9 +9,9 @@ import yaml
 from toy import SIX
 
 from obbo_lightning import cli
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
 from obbo_lightning.training import run as runs
 
 
@@ -36,7 +36,7 @@ def here(tmp_path, monkeypatch):
 
 @cache
 def settings_of(*flags):
-    return complete(read_layers([*TINY, *flags])[0])
+    return complete_config(parse_arguments([*TINY, *flags])[0])
 
 
 def fit(rounds, *flags, name="run"):

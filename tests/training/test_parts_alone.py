@@ -4,14 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from obbo_lightning.training.judging import centre_and_error
 from toy import Nonlinear, toy_point, toy_task
 
-from obbo_lightning import ExactCheckpoints, StreamDataModule, Tasks, Warm
+from obbo_lightning import ExactCheckpoints, StreamDataModule, Tasks
+from obbo_lightning.hypergradients import InnerState
 from obbo_lightning.runs.checkpoints import CheckpointError, newest_checkpoint, verify_checkpoint
 from obbo_lightning.training import run as running, sizes
 from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, Rounds
 from obbo_lightning.training.evaluation import evaluate
-from obbo_lightning.training.judging import centre_and_error
 from obbo_lightning.training.signals import Stopped
 
 
@@ -118,7 +119,7 @@ def test_a_process_says_how_its_run_ended(raised, code, said, monkeypatch, capsy
             raise raised
 
     monkeypatch.setattr(running, "fit", fit)
-    assert running.play_to_exit_code({}, SimpleNamespace(path="here"), None, None) == code
+    assert running.fit_to_exit_code({}, SimpleNamespace(path="here"), None, None) == code
     assert said in capsys.readouterr().err
 
 
@@ -147,6 +148,6 @@ def test_what_a_run_keeps_is_estimated_from_its_task_and_its_outer_variable(algo
 def test_a_solver_that_carries_nothing_is_given_no_start(carries):
     given = []
     solver = SimpleNamespace(carries=carries, whole=lambda oracle, first: given.append(first) or toy_point(1))
-    evaluate(Nonlinear(), SimpleNamespace(inner=solver), toy_point(1), toy_task(lanes=1), Warm())
+    evaluate(Nonlinear(), SimpleNamespace(inner=solver), toy_point(1), toy_task(lanes=1), InnerState())
     (first,) = given
     assert (first is not None) is carries

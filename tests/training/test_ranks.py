@@ -14,18 +14,19 @@ import torch
 from toy import SIX
 from two_ranks import Tuned, Watched, batches_to_tune_on
 
-from obbo_lightning import CNN4, OAGD, OBBO, SOBBO, AdaptiveDiagonal, Euclidean, cli
-from obbo_lightning.core.estimates import estimate
+from obbo_lightning import OAGD, OBBO, SOBBO, cli
+from obbo_lightning.core.distributed import Shard, lanes_of_rank
 from obbo_lightning.core.hypergradients import ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
-from obbo_lightning.core.inner import GradientDescent
-from obbo_lightning.core.memory import Warm
+from obbo_lightning.core.inner_solvers import GradientDescent
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import online, play
-from obbo_lightning.core.share import Share, lanes_of
+from obbo_lightning.core.round import estimate, online, play
+from obbo_lightning.geometry import AdaptiveDiagonal, Euclidean
+from obbo_lightning.networks import CNN4
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.streams.quadratic import QuadraticStream
-from obbo_lightning.streams.synthetic import SyntheticStream
+from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
+from obbo_lightning.streams.quadratic import QuadraticTasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 F64 = torch.float64
@@ -58,25 +59,27 @@ def tasks_of(count, dtype=F64):
 
 
 def test_the_hypergradient_of_a_round_is_the_mean_over_its_tasks():
-    stream = QuadraticStream(rounds=3, inner_dim=4, outer_dim=2)
+    stream = QuadraticTasks(rounds=3, inner_dim=4, outer_dim=2)
     algorithm = OBBO(lr=0.1, window=1, geometry=Euclidean(), inner=GradientDescent(steps=5, lr=0.5))
     outer = stream.initial_outer() + 1
     (played,) = online(stream.problem, algorithm, [[stream[0], stream[1], stream[2]]], outer)
-    alone = [estimate(stream.problem, algorithm, outer, stream[t], Warm(), Key(0, 0)).hypergradient for t in range(3)]
-    assert torch.allclose(played.step.hypergradient, torch.stack(alone).mean(0), rtol=1e-14)
-    assert torch.allclose(played.step.outer, outer - 0.1 * torch.stack(alone).mean(0), rtol=1e-14)
-    assert len(played.warms) == 3
-    assert played.calls["gradients"] == 3 * (5 + 1 + 1)  # inner steps, outer gradient, the graph of the products
+    alone = [
+        estimate(stream.problem, algorithm, outer, stream[t], InnerState(), Key(0, 0)).hypergradient for t in range(3)
+    ]
+    assert torch.allclose(played.hypergradient, torch.stack(alone).mean(0), rtol=1e-14)
+    assert torch.allclose(played.outer, outer - 0.1 * torch.stack(alone).mean(0), rtol=1e-14)
+    assert len(played.states) == 3
+    assert played.evaluations["gradients"] == 3 * (5 + 1 + 1)  # inner steps, outer gradient, the graph of the products
 
 
 def test_every_task_of_a_round_goes_on_from_its_own_warm_start():
-    stream = QuadraticStream(rounds=8, inner_dim=4, outer_dim=2)
+    stream = QuadraticTasks(rounds=8, inner_dim=4, outer_dim=2)
     algorithm = OAGD(window=2, lr=1e-9, inner=GradientDescent(steps=1, lr=0.5))  # λ stays
     rounds = [[stream[2 * t], stream[2 * t + 1]] for t in range(3)]
     *_, together = online(stream.problem, algorithm, rounds, stream.initial_outer())
     for slot in range(2):
         *_, alone = online(stream.problem, algorithm, [r[slot] for r in rounds], stream.initial_outer())
-        assert torch.allclose(together.warms[slot].inner, alone.warms[0].inner, rtol=1e-6)
+        assert torch.allclose(together.states[slot].inner, alone.states[0].inner, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +93,18 @@ def test_side_by_side_equals_the_loop(hypergradient):
     for together in (False, True):
         outer = torch.nn.Parameter(problem.initial_outer(0).to(F64))
         step = OuterStep(outer, algorithm)
-        warms = [Warm() for _ in tasks]
+        warms = [InnerState() for _ in tasks]
         for t in range(2):
-            played = play(problem, algorithm, step, tasks, warms, Key(0, t), Share(side_by_side=together))
-            warms = played.warms
+            played = play(problem, algorithm, step, tasks, warms, Key(0, t), Shard(vmap=together))
+            warms = played.states
         found.append(played)
     loop, vmap = found
-    assert torch.allclose(loop.step.hypergradient, vmap.step.hypergradient, rtol=1e-10, atol=1e-12)
-    assert torch.allclose(loop.step.outer, vmap.step.outer, rtol=1e-10, atol=1e-10)
+    assert torch.allclose(loop.hypergradient, vmap.hypergradient, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(loop.outer, vmap.outer, rtol=1e-10, atol=1e-10)
     assert torch.allclose(loop.loss, vmap.loss, rtol=1e-10)
     assert torch.allclose(loop.inner_loss, vmap.inner_loss, rtol=1e-10)
     assert loop.scores["accuracy"] == vmap.scores["accuracy"]
-    assert loop.calls == vmap.calls
+    assert loop.evaluations == vmap.evaluations
 
 
 @pytest.mark.gpu
@@ -118,10 +121,10 @@ def test_a_gpu_gives_what_the_cpu_gives(tmp_path):
 
 
 def test_what_samples_is_never_solved_side_by_side():
-    assert OBBO(inner=GradientDescent(), geometry=AdaptiveDiagonal()).takes_lanes
-    assert not SOBBO().takes_lanes
-    assert not OBBO(inner=GradientDescent(batch_size=3)).takes_lanes
-    assert not OBBO(hypergradient=StochasticNeumann(3, 1.0)).takes_lanes
+    assert OBBO(inner=GradientDescent(), geometry=AdaptiveDiagonal()).supports_vmap
+    assert not SOBBO().supports_vmap
+    assert not OBBO(inner=GradientDescent(batch_size=3)).supports_vmap
+    assert not OBBO(hypergradient=StochasticNeumann(3, 1.0)).supports_vmap
     tasks = tasks_of(2)
     problem = FewShot(partial(CNN4, image_size=16, filters=2))
     algorithm = SOBBO(
@@ -132,9 +135,9 @@ def test_what_samples_is_never_solved_side_by_side():
     for together in (False, True):
         step, share = (
             OuterStep(torch.nn.Parameter(problem.initial_outer(0).to(F64)), algorithm),
-            Share(side_by_side=together),
+            Shard(vmap=together),
         )
-        outcomes.append(play(problem, algorithm, step, tasks, [Warm(), Warm()], Key(), share).step.outer)
+        outcomes.append(play(problem, algorithm, step, tasks, [InnerState(), InnerState()], Key(), share).outer)
     assert torch.equal(*outcomes)
 
 
@@ -142,10 +145,10 @@ def test_what_samples_is_never_solved_side_by_side():
                          ids=["obbo", "oagd", "sobbo"])  # fmt: skip
 def test_lanes_that_are_divided_give_the_same_sum(algorithm):
     """Two shares of the lanes, computed one after the other, against all lanes at once: bit for bit."""
-    stream = QuadraticStream(rounds=4, lanes=5, inner_dim=4, outer_dim=2, noise=0.1)
+    stream = QuadraticTasks(rounds=4, lanes=5, inner_dim=4, outer_dim=2, noise=0.1)
     whole = list(online(stream.problem, algorithm, [stream[t] for t in range(4)], stream.initial_outer()))
-    parts = [lanes_of(rank, 2, 5) for rank in range(2)]
-    outer, warms = stream.initial_outer(), [Warm(), Warm()]
+    parts = [lanes_of_rank(rank, 2, 5) for rank in range(2)]
+    outer, warms = stream.initial_outer(), [InnerState(), InnerState()]
     outers = [torch.nn.Parameter(outer.clone()) for _ in parts]
     kept: list[list[torch.Tensor]] = [[], []]
 
@@ -161,21 +164,21 @@ def test_lanes_that_are_divided_give_the_same_sum(algorithm):
         befores = [o.detach().clone() for o in outers]
         kept = [[], []]
         for rank, step in enumerate(steps):  # first what each would send …
-            share = Share(first=0, tasks=1, lanes=parts[rank], total=recorder(rank))
+            share = Shard(first=0, tasks=1, lanes=parts[rank], total=recorder(rank))
             play(stream.problem, algorithm, step, stream[t], warms[rank], Key(0, t), share)
         sums = [a + b for a, b in zip(*kept, strict=True)]
         for rank, step in enumerate(steps):  # … then the round again, with the sum
             step.load_state_dict(states[rank])
             outers[rank].data.copy_(befores[rank])
-            share = Share(first=0, tasks=1, lanes=parts[rank], total=replayer(list(sums)))
+            share = Shard(first=0, tasks=1, lanes=parts[rank], total=replayer(list(sums)))
             played = play(stream.problem, algorithm, step, stream[t], warms[rank], Key(0, t), share)
-            warms[rank] = played.warms[0]
-            assert torch.equal(played.step.outer, whole[t].step.outer)
+            warms[rank] = played.states[0]
+            assert torch.equal(played.outer, whole[t].outer)
             assert torch.equal(played.loss, whole[t].loss)
-            assert torch.equal(played.step.regret["exact"], whole[t].step.regret["exact"])
-            assert played.calls == whole[t].calls
+            assert torch.equal(played.regret["exact"], whole[t].regret["exact"])
+            assert played.evaluations == whole[t].evaluations
             mine = warms[rank].inner[parts[rank]]
-            assert torch.equal(mine, whole[t].warms[0].inner[parts[rank]])
+            assert torch.equal(mine, whole[t].states[0].inner[parts[rank]])
 
 
 @pytest.mark.parametrize(
@@ -261,8 +264,8 @@ def test_ranks_that_tune_average_their_hypergradients(alone_and_together):
     rows = batches_to_tune_on()
     parts = [tuple(v[rank::2][:4] for v in rows) for rank in range(2)]
     alone = [Watched().step(Tuned(), part, tuple(v[:4] for v in rows)) for part in parts]
-    assert one["hypergradients"][0] == pytest.approx(float(sum(a.step.hypergradient for a in alone)) / 2, rel=1e-5)
-    assert alone[0].step.hypergradient != alone[1].step.hypergradient
+    assert one["hypergradients"][0] == pytest.approx(float(sum(a.hypergradient for a in alone)) / 2, rel=1e-5)
+    assert alone[0].hypergradient != alone[1].hypergradient
     assert one["decay"] != 0.1
 
 

@@ -13,33 +13,25 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.strategies import DDPStrategy
+from obbo_lightning.training.played import Played, require_same_past
+from obbo_lightning.training.recorder import Recorder
 from rich.console import Console
 from toy import Nonlinear, toy_point, toy_task
 
-from obbo_lightning import (
-    OBBO,
-    ExactCheckpoints,
-    FixedPoint,
-    GradientDescent,
-    OnlineBilevelModule,
-    Stream,
-    StreamDataModule,
-    Tasks,
-    Warm,
-)
+from obbo_lightning import OBBO, ExactCheckpoints, OnlineBilevelModule, Stream, StreamDataModule, Tasks
+from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.schema import complete_config
+from obbo_lightning.hypergradients import FixedPoint, InnerState
 from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.runs.checkpoints import CheckpointError, list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.settings.layers import read_layers
-from obbo_lightning.settings.schema import complete
+from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.training import recorder as recording, resume as resuming, run as running
 from obbo_lightning.training.checkpoints import save_checkpoint
+from obbo_lightning.training.distributed import _on_cpu, local_processes, lost_rank, require_strategy
 from obbo_lightning.training.evaluation import Scores, evaluate
-from obbo_lightning.training.played import Played, require_same_past
 from obbo_lightning.training.progress import RoundProgress
-from obbo_lightning.training.ranks import _on_cpu, local_processes, lost_a_rank, require_ranks
-from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.resume import Start, _changed, _require_more, _require_unfinished
 from obbo_lightning.training.run import build
 from obbo_lightning.training.signals import Stopped, StopSignals
@@ -50,7 +42,7 @@ QUADRATIC = ["--config", "quadratic", "--trainer.accelerator", "cpu"]
 
 
 def settings_of(*flags):
-    return complete(read_layers([*QUADRATIC, *map(str, flags)])[0])
+    return complete_config(parse_arguments([*QUADRATIC, *map(str, flags)])[0])
 
 
 def made(seed=0, **options):
@@ -78,11 +70,11 @@ def losses(outer, tasks, warm):
 def test_on_other_test_tasks_the_first_outer_variable_is_judged_again_from_the_beginning(tmp_path):
     before, now = ([toy_task(lanes=1, seed=s) for s in seeds] for seeds in ((100, 101), (200, 201, 202)))
     _, first = recorded(tmp_path, before, 4)
-    assert first.untrained == losses(toy_point(1), before, Warm())
+    assert first.untrained == losses(toy_point(1), before, InnerState())
     module, second = recorded(tmp_path, now, 6, list_checkpoints(tmp_path / "checkpoints")[-1])
-    assert second.untrained == losses(toy_point(1), now, Warm())
-    assert second.tested == losses(module.outer.detach(), now, module.warms[0])
-    assert second.tested != losses(module.outer.detach(), now, Warm())
+    assert second.untrained == losses(toy_point(1), now, InnerState())
+    assert second.tested == losses(module.outer.detach(), now, module.states[0])
+    assert second.tested != losses(module.outer.detach(), now, InnerState())
     _, third = recorded(tmp_path, now, 8, list_checkpoints(tmp_path / "checkpoints")[-1])
     assert third.untrained == second.untrained
 
@@ -111,7 +103,9 @@ def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(
     assert [int(row["round"]) for row in rows] == [int(row["round"]) for row in clocks] == list(range(1, played + 1))
     assert [int(row["round"]) for row in rows if row["test_loss"]] == judged
     assert [int(row["round"]) for row in clocks if row["evaluation_seconds"]] == judged
-    assert float(rows[-1]["test_loss"]) == recorder.tested[0] == losses(module.outer.detach(), test, module.warms[0])[0]
+    assert (
+        float(rows[-1]["test_loss"]) == recorder.tested[0] == losses(module.outer.detach(), test, module.states[0])[0]
+    )
     due = [float(row["test_loss"]) for row in rows if row["test_loss"] and int(row["round"]) % 3 == 0][-1]
     assert recorder.due == [due]
     saved = sorted({*range(2, played + 1, 2), played})[-2:]
@@ -232,7 +226,7 @@ class Numbered(Stream):
         self.train = iter(tasks) if iterable else Tasks(lambda t: tasks[t], length)
         self.origin = origin
 
-    def origins(self):
+    def source_digests(self):
         return {"numbers": self.origin}
 
 
@@ -298,7 +292,7 @@ def test_a_stream_that_ends_too_early_and_rounds_that_nobody_wrote_down(tmp_path
 
 
 class Divisible(Nonlinear):
-    def of_lanes(self, task, lanes):
+    def select_lanes(self, task, lanes):
         return self, task
 
 
@@ -320,7 +314,7 @@ def test_processes_share_tasks_or_lanes(ranks, lanes, tasks, problem, said):
     trainer = SimpleNamespace(strategy=DDPStrategy(), world_size=ranks)
     allowed = contextlib.nullcontext() if said is None else pytest.raises(ValueError, match=said)
     with allowed:
-        require_ranks(trainer, problem(), lanes, tasks)
+        require_strategy(trainer, problem(), lanes, tasks)
 
 
 def test_other_strategies_are_refused_also_for_one_process():
@@ -332,7 +326,7 @@ def test_other_strategies_are_refused_also_for_one_process():
         if isinstance(strategy, DDPStrategy):
             strategy._launcher = launcher
         with pytest.raises(ValueError, match=said):
-            require_ranks(SimpleNamespace(strategy=strategy, world_size=ranks), Divisible(), 4, 2)
+            require_strategy(SimpleNamespace(strategy=strategy, world_size=ranks), Divisible(), 4, 2)
 
 
 def test_processes_of_this_machine_are_those_of_the_trainer_or_of_torchrun(monkeypatch):
@@ -358,10 +352,10 @@ def test_a_run_validates_where_it_is_asked_to_and_judging_it_is_on_all_tasks(fla
     settings = settings_of(*flags)
     trainer = make_trainer(settings)
     assert trainer.limit_val_batches == fit
-    assert make_trainer(settings, judging=True).limit_val_batches == judging
+    assert make_trainer(settings, evaluating=True).limit_val_batches == judging
     if "--trainer.val_check_interval" in flags:
         assert trainer.val_check_interval == 3
-        assert make_trainer(settings, judging=True).val_check_interval == 1.0
+        assert make_trainer(settings, evaluating=True).val_check_interval == 1.0
     assert (trainer.max_epochs, trainer.num_sanity_val_steps, trainer.log_every_n_steps) == (1, 0, 1)
     assert trainer.checkpoint_callback is None
 
@@ -485,7 +479,9 @@ def test_baselines_are_of_the_rounds_that_were_played(flags, played, tmp_path, m
     assert summary.get("baselines") == ({"half": 0.5, "rising": 1.5} if played else None)
     if played:
         assert [row["rising"] for row in read(run.baselines)] == ["0.0", "1.0", "2.0", "3.0"]
-    assert complete(yaml.safe_load(run.config.read_text())) == settings  # of the Trainer it has what is not usual
+    assert (
+        complete_config(yaml.safe_load(run.config.read_text())) == settings
+    )  # of the Trainer it has what is not usual
     assert len(read(run.tasks)[0]["tasks"].split()) == settings["tasks_per_round"]
 
 
@@ -514,7 +510,7 @@ def test_a_long_outer_variable_is_written_with_every_evaluation(count, rounds, t
 )
 def test_a_process_that_is_gone_is_told_from_a_defect(error, there, lost, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: there)
-    assert lost_a_rank(error) is lost
+    assert lost_rank(error) is lost
 
 
 def test_a_stream_that_is_waited_for_has_one_process(monkeypatch):
@@ -742,7 +738,7 @@ def test_what_the_user_tells_the_trainer_comes_before_what_is_usual_and_his_call
     connector = trainer._accelerator_connector
     assert connector.cluster_environment is settings["trainer"]["plugins"]
     assert isinstance(trainer.strategy.checkpoint_io, ExactCheckpoints)
-    judging = [type(callback).__name__ for callback in make_trainer(settings, judging=True).callbacks]
+    judging = [type(callback).__name__ for callback in make_trainer(settings, evaluating=True).callbacks]
     assert "Timer" not in judging
     assert "ModelCheckpoint" not in judging
 
@@ -832,10 +828,10 @@ def test_a_run_goes_on_with_what_was_asked_for(tmp_path, monkeypatch):
     for file in (run.config, run.summary):
         file.write_text("{}")
     flags = ("--rounds", 7, "--tasks_per_round", 3, "--threads", 2)
-    monkeypatch.setattr(resuming, "read_settings", lambda run: settings_of(*flags))
+    monkeypatch.setattr(resuming, "read_config", lambda run: settings_of(*flags))
     monkeypatch.setattr(Start, "of", lambda run, checkpoint: Start(checkpoint, 5, False, saved))
     monkeypatch.setattr(resuming, "build", lambda settings: SimpleNamespace(stream="stream"))
-    for name in ("require_continuable", "require_same_past", "mend_tables", "play_to_exit_code"):
+    for name in ("require_continuable", "require_same_past", "mend_tables", "fit_to_exit_code"):
         monkeypatch.setattr(resuming, name, lambda *given, name=name: asked.__setitem__(name, given) or 3)
     monkeypatch.setattr("warnings.formatwarning", None)
     for data in (None, {"drift": 0.5}):
@@ -843,7 +839,7 @@ def test_a_run_goes_on_with_what_was_asked_for(tmp_path, monkeypatch):
             assert resuming.resume(tmp_path, "there.ckpt", rounds=9, data=data) == 3
         assert asked["require_continuable"][1:] == asked["mend_tables"][1:] == (5, saved)
         assert asked["require_same_past"][1:] == ("stream", 5, 3, data is not None)
-        settings, where, checkpoint, parts, _ = asked["play_to_exit_code"]
+        settings, where, checkpoint, parts, _ = asked["fit_to_exit_code"]
         assert (settings["rounds"], where.path, checkpoint, parts.stream) == (9, tmp_path, "there.ckpt", "stream")
         assert settings["data"]["drift"] == (0.5 if data else settings_of(*flags)["data"]["drift"])
     assert not run.summary.exists()

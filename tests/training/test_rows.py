@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from obbo_lightning.core.outer_step import StepRecord
-from obbo_lightning.core.rounds import Round
+from obbo_lightning.core.outer_step import OuterUpdate
+from obbo_lightning.core.round import Round
 from obbo_lightning.training.rows import columns_of, row_of
 
 
@@ -14,7 +14,7 @@ def test_a_row_has_medians_over_lanes_and_counts_skipped_ones():
     vectors = {name: rng.exponential(size=(4, 3)) for name in ("hypergradient", "direction", "generalized")}
     lanes = {name: rng.exponential(size=4) for name in ("loss", "inner_loss", "residual", "mse", "euclidean", "error")}
     as_tensors = {name: torch.from_numpy(values) for name, values in (vectors | lanes).items()}
-    step = StepRecord(
+    step = OuterUpdate(
         as_tensors["hypergradient"],
         as_tensors["direction"],
         as_tensors["generalized"],

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from obbo_lightning import OnlineBilevelModule, cli
-from obbo_lightning.checks import check_problem, check_stream
+from obbo_lightning.testing import check_problem, check_stream
 from obbo_lightning.training.checkpoints import list_checkpoints
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,12 +10,12 @@ import yaml
 from toy import SIX
 
 from obbo_lightning import cli, online
+from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
+from obbo_lightning.config.layers import overlay, parse_arguments
+from obbo_lightning.config.schema import complete_config
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.runs import checkpoints
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.settings.build import build_algorithm, build_problem, build_stream
-from obbo_lightning.settings.layers import overlay, read_layers
-from obbo_lightning.settings.schema import complete
 from obbo_lightning.training import run as runs
 from obbo_lightning.training.recorder import Recorder
 
@@ -51,7 +51,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def settings_of(arguments):
-    return complete(read_layers(arguments)[0])
+    return complete_config(parse_arguments(arguments)[0])
 
 
 def fit(arguments, name="run", callbacks=()):
@@ -80,9 +80,9 @@ def test_fit_is_the_plain_loop_of_the_core_to_the_last_bit(tiny, algorithm):
     tasks = ({k: v.double() if v.is_floating_point() else v for k, v in stream.train[t].items()} for t in range(20))
     rounds = online(problem, build_algorithm(settings), tasks, problem.initial_outer(0).double())
     *_, last = rounds
-    assert torch.equal(state["state_dict"]["outer"], last.step.outer)
+    assert torch.equal(state["state_dict"]["outer"], last.outer)
     (outer_step,) = [v for k, v in state["callbacks"].items() if "BregmanOuterStep" in k]
-    assert torch.equal(outer_step["regret"]["euclidean"]["total"], last.step.regret["euclidean"])
+    assert torch.equal(outer_step["regret"]["euclidean"]["total"], last.regret["euclidean"])
     assert state["global_step"] == 20
 
 
@@ -179,7 +179,7 @@ def test_a_run_directory_holds_what_the_readme_says(tiny, capsys):
     assert cli.main(["fit", *tiny]) == 0
     (path,) = (RunDirectory.create("runs", "tiny", "x").path.parent).glob("obbo-*")
     names = {p.name for p in path.iterdir()}
-    files = {"config.yaml", "metrics.csv", "timings.csv", "tasks.csv", "state.json", "manifest.json", "summary.json"}
+    files = {"config.yaml", "metrics.csv", "timings.csv", "tasks.csv", "state.json", "provenance.json", "summary.json"}
     assert names == {*files, "tests.csv", "checkpoints", "figures"}
     assert {p.name for p in (path / "figures").iterdir()} == {"regret.png", "accuracy.png"}
     assert [p.name for p in checkpoints.list_checkpoints(path / "checkpoints")] == [
@@ -215,11 +215,11 @@ def test_metrics_are_the_numbers_of_the_plain_loop(tiny):
     ):
         assert float(row["loss"]) == float(played.loss)
         assert float(row["inner_loss"]) == float(played.inner_loss)
-        assert float(row["regret/euclidean"]) == float(played.step.regret["euclidean"])
-        assert float(row["regret/generalized"]) == float(played.step.regret["generalized"])
+        assert float(row["regret/euclidean"]) == float(played.regret["euclidean"])
+        assert float(row["regret/generalized"]) == float(played.regret["generalized"])
         assert row["regret/exact"] == ""
-        assert float(row["hypergradient_norm"]) == float(played.step.hypergradient.norm())
-        assert int(row["gradients"]) == played.calls["gradients"]
+        assert float(row["hypergradient_norm"]) == float(played.hypergradient.norm())
+        assert int(row["gradients"]) == played.evaluations["gradients"]
 
 
 def resident_kib():

@@ -13,21 +13,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from obbo_lightning import (
-    OAGD,
-    OBBO,
-    SOBOW,
-    Adam,
-    ConjugateGradient,
-    FixedPoint,
-    Hyperparameters,
-    OnlineTuner,
-    OnSimplex,
-    Positive,
-)
-from obbo_lightning.checks.differences import central_difference
-from obbo_lightning.core.rounds import play
-from obbo_lightning.problems.live import AsTrained
+from obbo_lightning import OAGD, OBBO, SOBOW, Adam, Hyperparameters, OnlineTuner, OnSimplex, Positive
+from obbo_lightning.core.round import play
+from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
+from obbo_lightning.problems.module import CurrentWeights
+from obbo_lightning.testing.differences import central_difference
 from obbo_lightning.training.tuner import _sgd_step, _share_of
 from obbo_lightning.training.validation_batches import ValidationBatches
 
@@ -199,7 +189,7 @@ def test_the_hypergradient_is_that_of_central_differences(estimator):
     inner_loss = float(model.training_loss(batch, model.hyper).detach())
     algorithm = OBBO(window=1, hypergradient=estimator)
     played = OnlineTuner(algorithm=algorithm, lr=0.1).step(model, batch, other[:2])
-    assert (played.step.hypergradient - central_difference(through, outer)).abs().max() <= 1e-8
+    assert (played.hypergradient - central_difference(through, outer)).abs().max() <= 1e-8
     assert played.loss == pytest.approx(float(through(outer)), rel=1e-12)
     assert played.inner_loss == pytest.approx(inner_loss, rel=1e-12)
     assert not torch.equal(model.hyper.outer, outer)
@@ -327,7 +317,7 @@ def test_what_cannot_be_tuned_is_refused_in_one_line():
         OnlineTuner(algorithm="obbo")
     with pytest.raises(KeyError, match="hyper must be one of decay, got 'deacy'"):
         Hyperparameters(decay=Positive(1.0))["deacy"]
-    from obbo_lightning import Unrolled
+    from obbo_lightning.hypergradients import Unrolled
 
     with pytest.raises(ValueError, match="hypergradient 'Unrolled' needs inner steps to go back through"):
         OnlineTuner(algorithm=OBBO(hypergradient=Unrolled())).step(Ridge(), data64(), data64()[:2])
@@ -338,7 +328,7 @@ def test_a_batch_that_is_not_a_number_is_skipped_or_raised():
     bad = (data64()[0] * torch.nan, *data64()[1:])
     before = model.hyper.outer.clone()
     played = OnlineTuner().step(model, bad, data64()[:2])
-    assert bool(played.step.skipped.all())
+    assert bool(played.skipped.all())
     assert torch.equal(model.hyper.outer, before)
     with pytest.raises(FloatingPointError, match="hypergradient is not finite"):
         OnlineTuner(on_nonfinite="raise").step(model, bad, data64()[:2])
@@ -409,7 +399,8 @@ def test_the_training_loss_is_of_a_module_that_trains_and_the_validation_loss_of
 def test_the_users_step_of_the_fixed_point_is_before_that_of_the_optimizer(monkeypatch):
     used = []
     monkeypatch.setattr(
-        "obbo_lightning.training.tuner.AsTrained", lambda network, lr: used.append(lr) or AsTrained(network, lr)
+        "obbo_lightning.training.tuner.CurrentWeights",
+        lambda network, lr: used.append(lr) or CurrentWeights(network, lr),
     )
     batch = torch.full((4,), 2.0)
     OnlineTuner(lr=0.05).step(Moody(), batch, lr=0.2)
@@ -458,8 +449,8 @@ def test_the_linear_solution_of_a_step_is_where_the_next_one_starts_also_after_a
     for one in (tuner, again):
         one.step(model, data64(), data64(7, seed=1)[:2])
     assert asked[0][2].solve is None
-    assert torch.equal(asked[1][2].solve, played.warms[0].solve)
-    assert torch.equal(asked[2][2].solve, played.warms[0].solve)
+    assert torch.equal(asked[1][2].solve, played.states[0].solve)
+    assert torch.equal(asked[2][2].solve, played.states[0].solve)
 
 
 def test_a_step_is_from_the_values_that_the_module_has_whoever_has_set_them():
@@ -522,7 +513,7 @@ def test_a_value_that_moved_once_and_steps_that_were_skipped_are_not_warned_of()
         tuner.step(module, torch.full((4,), 2.0))
     broken = OnlineTuner()
     for _ in range(3):
-        assert bool(broken.step(Forgetful(), torch.full((4,), torch.nan)).step.skipped.all())
+        assert bool(broken.step(Forgetful(), torch.full((4,), torch.nan)).skipped.all())
 
 
 def test_what_tuning_has_cost_is_said_as_times_of_the_training_without(monkeypatch):

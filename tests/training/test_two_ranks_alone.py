@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from obbo_lightning import Warm
+from obbo_lightning.hypergradients import InnerState
+from obbo_lightning.training.distributed import Ranks
 from obbo_lightning.training.evaluation import gathered
-from obbo_lightning.training.ranks import Ranks
 
 
 def rank(number, lanes=1, tasks=1, other=None):
@@ -49,11 +49,11 @@ def test_every_rank_has_its_own_tasks_or_its_own_lanes():
 def test_warm_starts_are_gathered_in_the_order_of_the_tasks(answers):
     state = [{"inner": torch.full((1, 2), float(n)), "solve": None} for n in range(4)]
     answers.append([state[:2], state[2:]])
-    found = rank(1, tasks=4).gather_warms([Warm(**one) for one in state[2:]])
+    found = rank(1, tasks=4).gather_warms([InnerState(**one) for one in state[2:]])
     assert [float(warm.inner[0, 0]) for warm in found] == [0.0, 1.0, 2.0, 3.0]
     task = {"x": torch.zeros(1)}
     answers.append([[[(task, one) for one in state[:2]]], [[(task, one) for one in state[2:]]]])
-    (met,) = rank(0, tasks=4).gather_rounds([[(task, Warm(**one)) for one in state[:2]]])
+    (met,) = rank(0, tasks=4).gather_rounds([[(task, InnerState(**one)) for one in state[:2]]])
     assert [float(warm.inner[0, 0]) for _, warm in met] == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -63,12 +63,12 @@ def test_warm_starts_of_lanes_are_joined_from_the_ranks_that_own_them(answers):
     first[2:], second[:2] = 0, 0  # each has zeros where the other computes
     parts = [{"inner": part, "solve": 10 * part} for part in (first, second)]
     answers.append([[parts[0]], [parts[1]]])
-    (found,) = rank(0, lanes=5).gather_warms([Warm(**parts[0])])
+    (found,) = rank(0, lanes=5).gather_warms([InnerState(**parts[0])])
     assert found.inner.equal(lanes)
     assert found.solve.equal(10 * lanes)
     task = {"x": torch.zeros(1)}
     answers.append([[[(task, parts[0])]], [[(task, parts[1])]]])
-    ((met,),) = rank(0, lanes=5).gather_rounds([[(task, Warm(**parts[0]))]])
+    ((met,),) = rank(0, lanes=5).gather_rounds([[(task, InnerState(**parts[0]))]])
     assert met[1].inner.equal(lanes)
 
 
@@ -88,11 +88,11 @@ def test_of_remembered_rounds_a_rank_keeps_its_own_tasks():
 def test_what_one_rank_does_not_carry_is_joined_to_nothing_and_one_process_asks_nobody(answers):
     part = {"inner": torch.zeros(3, 1), "solve": None, "solver": None}
     answers.append([[part], [part]])
-    (found,) = rank(0, lanes=3).gather_warms([Warm(**part)])
+    (found,) = rank(0, lanes=3).gather_warms([InnerState(**part)])
     assert found.solve is None
     assert found.inner.shape == (3, 1)
     alone = Ranks(SimpleNamespace(global_rank=0, world_size=1, strategy=None), 3, 1)
-    warm = Warm(torch.zeros(3, 1))
+    warm = InnerState(torch.zeros(3, 1))
     assert alone.gather_warms([warm]) == [warm]
     assert alone.gather_rounds([[({}, warm)]]) == [[({}, warm)]]
     assert alone.any(15, torch.device("cpu")) == 15

@@ -10,14 +10,15 @@ from torch import distributed, nn
 from torch.nn import Parameter
 from torch.utils.data import DataLoader, TensorDataset
 
-from obbo_lightning import OBBO, Euclidean, Hyperparameters, OnlineTuner, Positive, cli
-from obbo_lightning.core.inner import GradientDescent
-from obbo_lightning.core.memory import Warm
+from obbo_lightning import OBBO, Hyperparameters, OnlineTuner, Positive, cli
+from obbo_lightning.core.distributed import Shard
+from obbo_lightning.core.inner_solvers import GradientDescent
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.rounds import play
-from obbo_lightning.core.share import Share
-from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.core.round import play
+from obbo_lightning.geometry import Euclidean
+from obbo_lightning.streams.quadratic import QuadraticTasks
 
 
 def total(values):
@@ -29,18 +30,18 @@ def total(values):
 def meet_nan(folder):
     """Rank 1's task of the second round is not a number; every rank writes what it did."""
     rank = distributed.get_rank()
-    stream = QuadraticStream(rounds=8, inner_dim=4, outer_dim=2)
+    stream = QuadraticTasks(rounds=8, inner_dim=4, outer_dim=2)
     algorithm = OBBO(lr=0.01, window=2, geometry=Euclidean(), inner=GradientDescent(steps=5, lr=0.5))
     step = OuterStep(Parameter(stream.initial_outer()), algorithm, on_nonfinite="skip")
-    share = Share(first=rank, tasks=2, total=total)
-    warms, seen = [Warm()], []
+    share = Shard(first=rank, tasks=2, total=total)
+    warms, seen = [InnerState()], []
     for t in range(4):
         task = stream[2 * t + rank]
         if t == 1 and rank == 1:
             task = {name: values * torch.nan for name, values in task.items()}
         played = play(stream.problem, algorithm, step, [task], warms, Key(0, t), share)
-        warms = played.warms
-        seen.append({"skipped": played.step.skipped.tolist(), "outer": played.step.outer.tolist()})
+        warms = played.states
+        seen.append({"skipped": played.skipped.tolist(), "outer": played.outer.tolist()})
     (folder / f"nan-{rank}.json").write_text(json.dumps(seen))
 
 
@@ -82,7 +83,7 @@ class Watched(OnlineTuner):
 
     def step(self, *arguments, **more):
         played = super().step(*arguments, **more)
-        self.seen.append(float(played.step.hypergradient))
+        self.seen.append(float(played.hypergradient))
         return played
 
 

@@ -1,4 +1,4 @@
-"""Estimators of ∇F_t(λ_t), one a file."""
+"""Estimators of the hypergradient ∇F_t(λ_t), one per file."""
 
 from obbo_lightning.core.hypergradients.base import Estimator, Hypergradient
 from obbo_lightning.core.hypergradients.closed_form import ClosedForm

@@ -1,4 +1,4 @@
-"""The problem's own closed form."""
+"""Hypergradient from the problem's own closed form."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.hypergradients.base import Estimator, Hypergradient
-from obbo_lightning.core.inner import InnerSolver
+from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.oracle import Oracle, require_shape
 from obbo_lightning.core.problem import Problem
 
@@ -15,16 +15,16 @@ from obbo_lightning.core.problem import Problem
 class ClosedForm(Estimator):
     """∇F_t(λ_t) as the problem supplies it; the inner solver is not used."""
 
-    exact = True
+    is_exact = True
 
-    def require_fit(self, problem: Problem, solver: InnerSolver) -> None:
-        if not problem.knows("hypergradient"):
+    def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
+        if not problem.provides("hypergradient"):
             raise ValueError(f"hypergradient 'ClosedForm' needs a closed form, and {type(problem).__name__} has none")
 
     def __call__(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, solve: Tensor | None
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
     ) -> Hypergradient:
-        self.require_fit(oracle.problem, solver)
+        self.require_compatible(oracle.problem, solver)
         exact = oracle.problem.hypergradient(oracle.outer.detach(), oracle.task)
         assert exact is not None
         value, solution = exact

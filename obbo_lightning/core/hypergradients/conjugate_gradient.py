@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.hypergradients.base import Hypergradient, ImplicitEstimator, relative_norm
-from obbo_lightning.core.inner import InnerSolver
+from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.oracle import Curvature, Oracle
 from obbo_lightning.core.validation import at_least, nonnegative
 
@@ -15,13 +15,13 @@ from obbo_lightning.core.validation import at_least, nonnegative
 class ConjugateGradient(ImplicitEstimator):
     """∇_λ f − ∇²_λβ g · v where ∇²_ββ g · v = ∇_β f is solved by J steps of conjugate gradients, each lane its own.
 
-    A lane that has reached ``tol`` stops moving; so does one that meets a direction of negative curvature, where the
-    system has no meaning as a minimum. The residual is the one that the iteration updates, not a fresh product.
+    A lane that has reached ``tol`` stops; so does one that meets a direction of negative curvature, where the system
+    is no minimisation. The residual is the one that the iteration updates, not a new product.
 
     Args:
         steps: J.
         tol: relative residual at which a lane is finished.
-        warm_start: start from the last round's v (SOBOW).
+        warm_start: start from the v of the previous round (SOBOW).
     """
 
     steps: int = 5
@@ -32,10 +32,12 @@ class ConjugateGradient(ImplicitEstimator):
         at_least("hypergradient.steps", self.steps, 1)
         nonnegative("hypergradient.tol", self.tol)
 
-    def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, solve: Tensor | None) -> Hypergradient:
+    def differentiate(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
+    ) -> Hypergradient:
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
         curvature = oracle.curvature(inner)
-        vector, residual = self._solve(curvature, by_inner, solve if self.warm_start else None)
+        vector, residual = self._solve(curvature, by_inner, linear_solution if self.warm_start else None)
         value = by_outer - curvature.mixed(vector)
         return Hypergradient(value, inner, loss, relative_norm(residual, by_inner), vector if self.warm_start else None)
 
@@ -57,5 +59,5 @@ class ConjugateGradient(ImplicitEstimator):
             previous, squared = squared, residual.square().sum(-1, keepdim=True)
             ratio = squared / previous.where(active, 1.0)
             search = torch.where(active, residual + ratio * search, search)
-        # A lane whose products are not finite has no solution, and must not look as if it had one.
+        # A lane whose products are not finite has no solution: mark it by NaN.
         return vector.where(residual.isfinite().all(-1, keepdim=True), torch.nan), residual

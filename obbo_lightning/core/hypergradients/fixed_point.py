@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from obbo_lightning.core.hypergradients.base import Hypergradient, ImplicitEstimator, relative_norm
-from obbo_lightning.core.inner import InnerSolver
+from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.validation import at_least, positive
@@ -33,8 +33,8 @@ class FixedPoint(ImplicitEstimator):
         if self.lr is not None:
             positive("hypergradient.lr", self.lr)
 
-    def require_fit(self, problem: Problem, solver: InnerSolver) -> None:
-        super().require_fit(problem, solver)
+    def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
+        super().require_compatible(problem, solver)
         self._step_size(solver)
 
     def _step_size(self, solver: InnerSolver) -> float:
@@ -43,7 +43,9 @@ class FixedPoint(ImplicitEstimator):
             raise ValueError(f"hypergradient.lr must be given for inner {solver!r}, which has no step size, got None")
         return lr
 
-    def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, solve: Tensor | None) -> Hypergradient:
+    def differentiate(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
+    ) -> Hypergradient:
         lr = self._step_size(solver)
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
         curvature = oracle.curvature(inner)

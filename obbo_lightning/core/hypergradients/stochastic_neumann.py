@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.hypergradients.base import Hypergradient, ImplicitEstimator, relative_norm
-from obbo_lightning.core.inner import InnerSolver
+from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.oracle import Oracle, require_shape
 from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.validation import at_least, positive
@@ -22,11 +22,11 @@ class StochasticNeumann(ImplicitEstimator):
 
     Args:
         max_terms: m.
-        smoothness: ℓ_{g,1}; None asks the problem.
+        smoothness: ℓ_{g,1}; None: the problem's own.
         batch_size: observations in each of ε, ζ⁰, ζ¹, …; None for the whole task.
     """
 
-    samples = True
+    is_stochastic = True
 
     max_terms: int = 10
     smoothness: float | None = None
@@ -39,18 +39,18 @@ class StochasticNeumann(ImplicitEstimator):
         if self.batch_size is not None:
             at_least("hypergradient.batch_size", self.batch_size, 1)
 
-    def require_fit(self, problem: Problem, solver: InnerSolver) -> None:
-        super().require_fit(problem, solver)
+    def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
+        super().require_compatible(problem, solver)
         self._require_smoothness(problem)
 
     def _require_smoothness(self, problem: Problem) -> None:
-        if self.smoothness is None and not problem.knows("smoothness"):
+        if self.smoothness is None and not problem.provides("smoothness"):
             name = type(problem).__name__
-            raise ValueError(
-                f"hypergradient.smoothness must be given for {name}, which does not know its own, got None"
-            )
+            raise ValueError(f"hypergradient.smoothness must be given for {name}, which has none of its own, got None")
 
-    def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, solve: Tensor | None) -> Hypergradient:
+    def differentiate(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
+    ) -> Hypergradient:
         smoothness = self._smoothness(oracle)
         terms = random.Random(oracle.key.seed_for("terms")).randrange(self.max_terms)  # noqa: S311 a sample, no secret
         _, by_outer, by_inner = oracle.outer_gradients(inner, oracle.draw("epsilon", 0, self.batch_size))

@@ -1,4 +1,4 @@
-"""Iterative differentiation: back through the K inner steps."""
+"""Iterative differentiation: reverse mode through the K inner steps."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.hypergradients.base import Estimator, Hypergradient
-from obbo_lightning.core.inner import InnerSolver
+from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.problem import Problem
 
@@ -15,15 +15,15 @@ from obbo_lightning.core.problem import Problem
 class Unrolled(Estimator):
     """∂f_t(λ_t, ω^K)/∂λ in reverse mode                              (eq. analytical_backprop).
 
-    Exactly the derivative of λ ↦ f_t(λ, ω^K(λ)). With ``inner.start: outer`` it also goes through ω⁰ = λ.
+    Exactly the derivative of λ ↦ f_t(λ, ω^K(λ)). With ``inner.start: outer`` it also differentiates through ω⁰ = λ.
     """
 
-    def require_fit(self, problem: Problem, solver: InnerSolver) -> None:
-        solver.require_unrolled()
-        super().require_fit(problem, solver)
+    def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
+        solver.require_differentiable()
+        super().require_compatible(problem, solver)
 
     def __call__(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, solve: Tensor | None
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
     ) -> Hypergradient:
         last, steps = solver.unroll(oracle, inner)
         loss, value = oracle.total_outer_gradient(last, steps)

@@ -1,8 +1,0 @@
-"""The contract suites, for the package's own parts and for yours."""
-
-from obbo_lightning.checks.algorithm import check_algorithm
-from obbo_lightning.checks.geometry import check_geometry
-from obbo_lightning.checks.problem import check_problem
-from obbo_lightning.checks.stream import check_stream
-
-__all__ = ["check_algorithm", "check_geometry", "check_problem", "check_stream"]

@@ -1,0 +1,343 @@
+"""Parameter groups of the outer variable, each with its own geometry, regularizer, domain and step size."""
+
+import copy
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.configurable import Configurable
+from obbo_lightning.core.domains import Box, Domain, RealSpace, Simplex
+from obbo_lightning.core.geometry import Euclidean, Geometry, NegativeEntropy, require_support
+from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
+from obbo_lightning.core.step_size import DEFAULT_SCALE
+from obbo_lightning.core.validation import at_least, instance_of, number, positive
+
+LearningRate = float | Literal["auto"]
+Start = float | Sequence[float] | Tensor
+SMALLEST = torch.finfo(torch.float32).tiny  # least value of a positive group: an open interval has no nearest point
+COMPONENTS = {"geometry": Geometry, "regularizer": ElasticNet, "domain": Domain}
+SETTINGS = ("lr", "scale", *COMPONENTS)
+
+
+class ParameterGroup(Configurable):
+    """Coordinates of λ that share a geometry, a regularizer, a domain and a step size.
+
+    Attributes:
+        name: empty where λ has no groups.
+        where: its coordinates of λ.
+        size: number of coordinates.
+        scale: s, where ``lr`` is ``auto``; the algorithm chooses it.
+
+    Args:
+        start: first values ``[size]``; None where λ has no groups, so that its start is given elsewhere.
+        geometry: φ_t.
+        regularizer: h.
+        domain: X.
+        lr: α, or ``auto`` (`auto_step`).
+    """
+
+    name = ""
+    where = slice(None)
+    scale: float = DEFAULT_SCALE
+    has_named_coordinates = True  # false for the weights of a network, which are not reported one by one
+
+    def __init__(
+        self,
+        start: Tensor | None,
+        geometry: Geometry,
+        regularizer: ElasticNet | None = None,
+        domain: Domain | None = None,
+        lr: LearningRate = "auto",
+    ) -> None:
+        self._start = start
+        self.size = 0 if start is None else start.numel()
+        self.geometry: Geometry = geometry
+        self.regularizer: ElasticNet = regularizer or NoRegularizer()
+        self.domain: Domain = domain or RealSpace()
+        self.lr = lr
+        self._validate()
+        if start is not None and not bool(self.domain.contains(start)):
+            rule = "be above 0, and at most its upper end" if isinstance(self, Positive) else f"lie in {self.domain!r}"
+            raise ValueError(f"start must {rule}, got {start[:4].tolist()}")
+
+    def start(self, seed: int = 0) -> Tensor:
+        """Return the first values ``[size]``; ``seed`` is for groups that draw them."""
+        if self._start is None:
+            raise ValueError("start must be given where λ has no parameter groups, got none")
+        return self._start
+
+    def replace(self, name: str = "", where: slice | None = None, **settings: Any) -> "ParameterGroup":
+        """Return a copy with a name, coordinates and other settings (`SETTINGS`)."""
+        group = copy.copy(self)
+        group.name, group.where = name, where or slice(None)
+        for key, value in settings.items():
+            setattr(group, key, value)
+        group._validate()
+        return group
+
+    def _validate(self) -> None:
+        prefix = f"algorithm.groups.{self.name}." if self.name else ""
+        learning_rate(f"{prefix}lr", self.lr)
+        positive(f"{prefix}scale", self.scale)
+        for key, base in COMPONENTS.items():
+            instance_of(f"{prefix}{key}", getattr(self, key), base)
+        require_support(self.geometry, self.regularizer, self.domain, prefix)
+
+    @property
+    def rate(self) -> float:
+        """What multiplies the step: α, or s where α is ``auto``."""
+        return self.scale if self.lr == "auto" else self.lr
+
+    @property
+    def factor(self) -> float:
+        """What multiplies the optimizer's ``lr``, which is `rate` already where λ has no groups."""
+        return self.rate if self.name else 1.0
+
+
+class Real(ParameterGroup):
+    """Any numbers: Euclidean geometry on R^size.
+
+    Args:
+        start: first value, or a list of first values.
+        size: how many numbers, where ``start`` is one for all.
+        geometry: φ_t.
+        regularizer: h.
+        domain: X.
+        lr: α, or ``auto``: a typical change is s times the size of λ.
+    """
+
+    def __init__(
+        self,
+        start: Start = 0.0,
+        size: int | None = None,
+        geometry: Geometry | None = None,
+        regularizer: ElasticNet | None = None,
+        domain: Domain | None = None,
+        lr: LearningRate = "auto",
+    ) -> None:
+        super().__init__(_values(start, size), geometry or Euclidean(), regularizer, domain, lr)
+
+
+class Positive(ParameterGroup):
+    """Positive numbers, such as weights of penalties: negative entropy on (0, upper]^size.
+
+    Args:
+        start: first value, or a list of first values.
+        upper: largest value; may be infinite.
+        size: how many numbers, where ``start`` is one for all.
+        geometry: φ_t.
+        regularizer: h.
+        domain: X; the smallest value is 1.2e-38.
+        lr: α, or ``auto``: a typical change of log λ is s.
+    """
+
+    def __init__(
+        self,
+        start: Start = 1.0,
+        upper: float = math.inf,
+        size: int | None = None,
+        geometry: Geometry | None = None,
+        regularizer: ElasticNet | None = None,
+        domain: Domain | None = None,
+        lr: LearningRate = "auto",
+    ) -> None:
+        domain = domain or Box(SMALLEST, number("upper", upper))
+        super().__init__(_values(start, size), geometry or NegativeEntropy(), regularizer, domain, lr)
+
+
+class OnSimplex(ParameterGroup):
+    """Weights that are nonnegative and sum to 1: negative entropy on the simplex, from equal weights.
+
+    Args:
+        size: how many weights.
+        start: first weights; equal ones where this is None.
+        floor: smallest weight, less than 1/size; above 0, a weight that was small for long recovers quickly.
+        geometry: φ_t.
+        regularizer: h.
+        domain: X.
+        lr: α, or ``auto``: a typical change of log λ is s.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        start: Start | None = None,
+        floor: float = 0.0,
+        geometry: Geometry | None = None,
+        regularizer: ElasticNet | None = None,
+        domain: Domain | None = None,
+        lr: LearningRate = "auto",
+    ) -> None:
+        first = _values(1 / at_least("size", size, 2) if start is None else start, size)
+        super().__init__(first, geometry or NegativeEntropy(), regularizer, domain or Simplex(floor), lr)
+
+
+class Interval(ParameterGroup):
+    """Numbers between two bounds: Euclidean geometry on [low, high]^size, from the middle.
+
+    Args:
+        low: smallest value.
+        high: largest value.
+        start: first value, or a list of first values; the middle where this is None.
+        size: how many numbers, where ``start`` is one for all.
+        geometry: φ_t.
+        regularizer: h.
+        domain: X.
+        lr: α, or ``auto``: a typical change is s times a tenth of the width.
+    """
+
+    def __init__(
+        self,
+        low: float,
+        high: float,
+        start: Start | None = None,
+        size: int | None = None,
+        geometry: Geometry | None = None,
+        regularizer: ElasticNet | None = None,
+        domain: Domain | None = None,
+        lr: LearningRate = "auto",
+    ) -> None:
+        if not -math.inf < number("low", low) < number("high", high) < math.inf:
+            raise ValueError(f"low must be smaller than high, both finite, got {low!r} and {high!r}")
+        first = _values((low + high) / 2 if start is None else start, size)
+        super().__init__(first, geometry or Euclidean(), regularizer, domain or Box(low, high), lr)
+
+
+class ParameterGroups(Configurable):
+    """λ ``[lanes, d]`` as named parameter groups, one after the other.
+
+    Bregman divergences add over groups, so the composite step is the groups' own steps, exactly.
+
+    Args:
+        groups: the groups by name.
+        named: the same as keywords.
+
+    >>> hyper = ParameterGroups(decay=Positive(0.5), sources=OnSimplex(4), smoothing=Interval(0.0, 0.3))
+    >>> hyper.size, hyper.start()
+    (6, tensor([[0.5000, 0.2500, 0.2500, 0.2500, 0.2500, 0.1500]]))
+    >>> hyper.split(hyper.start())["sources"].shape, list(hyper.coordinates())[:3]
+    (torch.Size([1, 4]), ['decay', 'sources[0]', 'sources[1]'])
+    """
+
+    def __init__(self, groups: Mapping[str, ParameterGroup] | None = None, **named: ParameterGroup) -> None:
+        if groups is not None and not isinstance(groups, Mapping):
+            raise ValueError(f"groups must be a mapping from names to parameter groups, got {groups!r}")
+        both = {**(groups or {}), **named}
+        if not both:
+            raise ValueError("groups must have at least one parameter group, got none")
+        for name, group in both.items():
+            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise ValueError(f"groups must have names of letters, digits and _, got {name!r}")
+            if not isinstance(group, ParameterGroup):
+                wanted = "a parameter group, such as Positive(0.1) or Interval(0.0, 1.0)"
+                raise ValueError(f"{name} must be {wanted}, got {group!r}")
+        self.named = both
+        ends = [0]
+        for group in both.values():
+            ends.append(ends[-1] + group.size)
+        self.size = ends[-1]
+        self.slices = {name: slice(*ends[i : i + 2]) for i, name in enumerate(both)}
+
+    @property
+    def several(self) -> dict[str, slice]:
+        """Coordinates of each group by name, empty where there is only one group."""
+        return self.slices if len(self.slices) > 1 else {}
+
+    def start(self, seed: int = 0, lanes: int = 1, dtype: torch.dtype | None = None) -> Tensor:
+        """Return λ_1 ``[lanes, d]``, in torch's default dtype unless another is given."""
+        dtype = dtype or torch.get_default_dtype()
+        flat = torch.cat([group.start(seed).to(dtype) for group in self.named.values()])
+        return flat.repeat(lanes, 1)
+
+    def split(self, outer: Tensor) -> dict[str, Tensor]:
+        """Return views ``[lanes, size]`` of λ by name; they can be differentiated through."""
+        self.require_size(outer)
+        return {name: outer[..., where] for name, where in self.slices.items()}
+
+    def values(self, row: Tensor) -> dict[str, Tensor]:
+        """Return one lane ``[d]`` by name, as losses of modules get it: a group of one number has no axis."""
+        return {name: value.squeeze(-1) if value.shape[-1] == 1 else value for name, value in self.split(row).items()}
+
+    def coordinates(self) -> dict[str, int]:
+        """Return the index of each named coordinate of λ, without the weights of networks."""
+        return {
+            name if group.size == 1 else f"{name}[{i}]": self.slices[name].start + i
+            for name, group in self.named.items()
+            if group.has_named_coordinates
+            for i in range(group.size)
+        }
+
+    def require_size(self, outer: Tensor) -> None:
+        """Refuse a λ of another size."""
+        if outer.shape[-1] != self.size:
+            sizes = ", ".join(f"{name} {group.size}" for name, group in self.named.items())
+            raise ValueError(
+                f"outer must have the {self.size} coordinates of its parameter groups ({sizes}), got {outer.shape[-1]}"
+            )
+
+
+def resolve_groups(
+    groups: ParameterGroups | None,
+    default: ParameterGroup,
+    algorithm: Mapping[str, Any],
+    overrides: Mapping[str, Mapping[str, Any]] | None,
+) -> list[ParameterGroup]:
+    """Return the parameter groups that the outer step uses.
+
+    A setting is taken from the user's override for the group, else from the algorithm, else from the group itself.
+
+    Args:
+        groups: of the problem; None where its λ has none.
+        default: the one group of a λ without groups.
+        algorithm: settings that the algorithm chooses for all groups; None leaves one open.
+        overrides: settings of some groups, by name.
+    """
+    chosen = {key: value for key, value in algorithm.items() if value is not None}
+    if groups is None:
+        if overrides:
+            given = ", ".join(overrides)
+            raise ValueError(f"algorithm.groups must be none for a problem without parameter groups, got {given}")
+        return [default.replace(**chosen)]
+    own = {name: {k: v for k, v in given.items() if v is not None} for name, given in (overrides or {}).items()}
+    for name in own:
+        if name not in groups.named:
+            raise ValueError(f"algorithm.groups must be of {', '.join(groups.named)}, got {name!r}")
+    return [
+        group.replace(name, groups.slices[name], **chosen | own.get(name, {})) for name, group in groups.named.items()
+    ]
+
+
+def require_overrides(overrides: Any, fixed: Sequence[str] = ()) -> None:
+    """Refuse overrides of groups that are no mappings, or that set what the algorithm has fixed."""
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ValueError(f"algorithm.groups must be settings of parameter groups, by name, got {overrides!r}")
+    allowed = [key for key in SETTINGS if key not in fixed]
+    for name, settings in (overrides or {}).items():
+        if not isinstance(settings, Mapping):
+            raise ValueError(f"algorithm.groups.{name} must be keys and values, got {settings!r}")
+        for key in settings:
+            if key not in allowed:
+                raise ValueError(f"algorithm.groups.{name} must be of {', '.join(allowed)}, got {key!r}")
+
+
+def learning_rate(name: str, value: LearningRate) -> LearningRate:
+    """Return ``value`` if it is a positive number, or ``auto``."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(f"{name} must be a positive finite number or auto, got {value!r}")
+    return value if isinstance(value, str) else positive(name, value)
+
+
+def _values(start: Start, size: int | None) -> Tensor:
+    """Return first values in double precision: each is rounded once, when the dtype is known."""
+    if isinstance(start, (int, float)):
+        count = 1 if size is None else at_least("size", size, 1)
+        return torch.full((count,), number("start", start), dtype=torch.float64)
+    values = torch.as_tensor(start, dtype=torch.float64).detach().clone()
+    if values.ndim != 1 or values.numel() != (values.numel() if size is None else size) or not values.numel():
+        wanted = "a number or a list of numbers" if size is None else f"a number or a list of {size}"
+        raise ValueError(f"start must be {wanted}, got the shape {list(values.shape)}")
+    return values

@@ -1,0 +1,371 @@
+"""One round, from the task to the new outer variable. A round is put together only here."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.distributed import Shard
+from obbo_lightning.core.memory import InnerState, TaskEntry
+from obbo_lightning.core.oracle import Oracle, require_finite, require_outer, require_shape
+from obbo_lightning.core.outer_step import OuterStep
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.statistics import median
+from obbo_lightning.core.validation import instance_of
+
+Metrics = dict[str, float | int | None]
+WHOLE_ROUND = Shard()
+
+
+class Estimate(NamedTuple):
+    """Hypergradient of one task at λ_t, and what came with it.
+
+    Attributes:
+        hypergradient: d_t ``[lanes, d]``.
+        inner: β_{t+1} ``[lanes, p]``.
+        state: where the task's next solve starts.
+        loss: f_t(λ_t, β_{t+1}) ``[lanes]``, before λ has learned from the task.
+        residual: of the linear system, relative ``[lanes]``.
+        evaluations: numbers of gradients and of second-derivative products.
+    """
+
+    hypergradient: Tensor
+    inner: Tensor
+    state: InnerState
+    loss: Tensor
+    residual: Tensor
+    evaluations: dict[str, int]
+
+
+class Round(NamedTuple):
+    """A finished round: means over its tasks, over all processes.
+
+    Attributes:
+        loss: f_t(λ_t, β_{t+1}) ``[lanes]``, before λ has learned from the round.
+        inner_loss: g_t(λ_t, β_{t+1}) ``[lanes]``.
+        residual: of the linear system, relative ``[lanes]``.
+        scores: further scores of the problem at λ_t, such as accuracy ``[lanes]``.
+        evaluations: gradients and second-derivative products of the whole round, past tasks included.
+        hypergradient, direction, generalized_gradient, regret, hypergradient_error, skipped, outer, step_metrics: of
+            the outer step, see `OuterUpdate`; ``outer`` is λ_{t+1}.
+        window_fill: number of rounds in the memory.
+        estimates: of each task of this round that this process solved, in the lanes of this process.
+        states: where the corresponding tasks of the next round start.
+    """
+
+    loss: Tensor
+    inner_loss: Tensor
+    residual: Tensor
+    scores: dict[str, Tensor]
+    evaluations: dict[str, int]
+    hypergradient: Tensor
+    direction: Tensor
+    generalized_gradient: Tensor | None
+    regret: dict[str, Tensor | None]
+    hypergradient_error: Tensor | None
+    skipped: Tensor
+    outer: Tensor
+    step_metrics: dict[str, Tensor]
+    window_fill: int
+    estimates: list[Estimate]
+    states: list[InnerState]
+
+    def metrics(self) -> Metrics:
+        """Return the round as numbers, medians over lanes; None for what an algorithm or a problem does not have."""
+        generalized = self.generalized_gradient
+        per_lane: dict[str, Tensor | None] = {
+            "loss": self.loss,
+            "inner_loss": self.inner_loss,
+            **self.scores,
+            **{f"regret/{name}": values for name, values in self.regret.items()},
+            "hypergradient_norm": self.hypergradient.norm(dim=-1),
+            "direction_norm": self.direction.norm(dim=-1),
+            "generalized_norm": None if generalized is None else generalized.norm(dim=-1),
+            "residual": self.residual,
+            "hypergradient_error": self.hypergradient_error,
+            **self.step_metrics,
+        }
+        known = {name: values for name, values in per_lane.items() if values is not None}
+        numbers = torch.stack([median(values) for values in known.values()]).tolist()  # one transfer from the device
+        metrics: Metrics = dict.fromkeys(per_lane)
+        metrics |= dict(zip(known, numbers, strict=True))
+        return metrics | {
+            **self.evaluations,
+            "window_fill": self.window_fill,
+            "skipped": int(self.skipped.sum()),
+        }
+
+
+def run_round(
+    problem: Problem,
+    algorithm: Algorithm,
+    step: OuterStep,
+    task: Task | Sequence[Task],
+    state: InnerState | Sequence[InnerState],
+    key: Key,
+    shard: Shard = WHOLE_ROUND,
+) -> Round:
+    """Run one round: solve its tasks at λ_t, evaluate them, update λ. The next round starts from ``states``.
+
+    A round may have several tasks, each with its own inner state: d_t is then the mean of their hypergradients. Where
+    several processes share a round, ``shard`` holds the tasks or the lanes of this one.
+    """
+    tasks = [task] if isinstance(task, dict) else list(task)
+    states = [state] * len(tasks) if isinstance(state, InnerState) else state
+    entries = [TaskEntry(*pair) for pair in zip(tasks, states, strict=True)]
+    outer = step.outer.detach()
+    # Recall: the tasks that are solved at λ_t; with OAGD also those of past rounds.
+    recalled = step.memory.recall(entries)
+    # Solve: each of them, oldest round first.
+    solved = [
+        _solve(problem, algorithm, shard, outer, past, key._replace(age=age))
+        for age, past in zip(range(len(recalled) - 1, -1, -1), recalled, strict=True)
+    ]
+    evaluations = [_evaluate(algorithm, one) for one in solved[-1]]
+    if algorithm.hypergradient.contracts:
+        _warn_if_diverging(torch.cat([one.estimate.residual for past in solved for one in past]))
+    # Combine: means over a round's tasks, over all processes.
+    combined = _combine(solved, evaluations, shard, len(outer))
+    # Update: from d_t to λ_{t+1}.
+    update = step(combined.hypergradients, combined.exact)
+    ended = [[shard.scatter_state(one.estimate.state, len(outer)) for one in past] for past in solved]
+    step.memory.keep(
+        [
+            [TaskEntry(entry.task, after) for entry, after in zip(past, states_after, strict=True)]
+            for past, states_after in zip(recalled, ended, strict=True)
+        ]
+    )
+    loss, inner_loss, residual = combined.reported
+    return Round(
+        loss=loss,
+        inner_loss=inner_loss,
+        residual=residual,
+        scores=combined.scores,
+        evaluations=combined.evaluations,
+        **update._asdict(),
+        window_fill=step.memory.fill,
+        estimates=[one.estimate for one in solved[-1]],
+        states=ended[-1],
+    )
+
+
+def online(
+    problem: Problem,
+    algorithm: Algorithm,
+    stream: Iterable[Task | Sequence[Task]],
+    outer: Tensor,
+    inner: Tensor | None = None,
+    seed: int = 0,
+    regret_window: int = 10,
+    on_nonfinite: str = "raise",
+) -> Iterator[Round]:
+    """Run a stream from its first task; yields every round after λ has learned from it.
+
+    Args:
+        problem: has f_t and g_t.
+        algorithm: what to compute in a round.
+        stream: the tasks, in order; any iterable, also an endless one. A round of several tasks is a list.
+        outer: λ_1 ``[lanes, d]``; a `Parameter` is updated in place, any other tensor is copied.
+        inner: β_1 ``[lanes, p]``, where rounds start from the previous inner variable.
+        seed: of all randomness.
+        regret_window: w_R of the reported regrets.
+        on_nonfinite: ``raise`` or ``skip``.
+
+    >>> from obbo_lightning import OBBO, Quadratic
+    >>> from obbo_lightning.hypergradients import ClosedForm
+    >>> problem = Quadratic(torch.eye(2).unsqueeze(0), torch.eye(2).unsqueeze(0))
+    >>> task = {"b": torch.zeros(1, 2), "c": torch.ones(1, 2)}
+    >>> algorithm = OBBO(lr=0.1, window=1, hypergradient=ClosedForm())
+    >>> for round in online(problem, algorithm, [task] * 50, torch.zeros(1, 2)):
+    ...     pass
+    >>> round.outer.round(decimals=1), bool(round.loss < 0.1)
+    (tensor([[0.9000, 0.9000]]), True)
+    """
+    instance_of("problem", problem, Problem)
+    instance_of("algorithm", algorithm, Algorithm)
+    algorithm.require_compatible(problem)
+    instance_of("outer", outer, Tensor)
+    require_outer(outer)
+    parameter = outer if isinstance(outer, Parameter) else Parameter(outer.detach().clone())
+    step = OuterStep(parameter, algorithm, regret_window, on_nonfinite, groups=problem.groups)
+    if inner is not None:
+        _require_inner(inner, parameter)
+    return _run(problem, algorithm, stream, step, InnerState(inner), seed)
+
+
+def _run(
+    problem: Problem,
+    algorithm: Algorithm,
+    stream: Iterable[Task | Sequence[Task]],
+    step: OuterStep,
+    state: InnerState,
+    seed: int,
+) -> Iterator[Round]:
+    states: InnerState | list[InnerState] = state
+    for t, task in enumerate(stream):
+        finished = run_round(problem, algorithm, step, task, states, Key(seed, t))
+        states = finished.states if len(finished.states) > 1 else finished.states[0]
+        yield finished
+
+
+def estimate_hypergradient(
+    problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, state: InnerState, key: Key
+) -> Estimate:
+    """Estimate the hypergradient of one task at λ. Pure: the same arguments give the same estimate."""
+    oracle = Oracle(problem, outer, task, key, state.solver_state)
+    start = state.inner
+    if start is None and algorithm.inner.warm_starts:
+        start = problem.initial_inner(outer, task)
+    result = algorithm.hypergradient(oracle, algorithm.inner, start, state.linear_solution)
+    after = InnerState(
+        _keep_finite(result.inner, start) if algorithm.inner.warm_starts else None,
+        _keep_finite(result.linear_solution, state.linear_solution),
+        _keep_finite(oracle.solver_state, state.solver_state),
+    )
+    return Estimate(result.value, result.inner, after, result.loss, result.residual, oracle.evaluations)
+
+
+def _keep_finite(after: Tensor | None, before: Tensor | None) -> Tensor | None:
+    """Let a lane that overflowed start its next round from where this one started."""
+    if after is None:
+        return None
+    finite = after.isfinite().all(-1, keepdim=True)
+    return after.where(finite, 0.0 if before is None else before)
+
+
+class _Solved(NamedTuple):
+    """A task that was solved at λ_t, in the lanes of this process."""
+
+    problem: Problem
+    outer: Tensor
+    task: Task
+    estimate: Estimate
+
+
+def _solve(
+    problem: Problem, algorithm: Algorithm, shard: Shard, outer: Tensor, entries: list[TaskEntry], key: Key
+) -> list[_Solved]:
+    """Solve the tasks of one round at λ_t in a loop, or as lanes of one problem where requested and possible."""
+    selected = [shard.select(problem, outer, entry) for entry in entries]
+    stacked = None
+    if shard.vmap and algorithm.supports_vmap and len(entries) > 1:
+        stacked = problem.stack_as_lanes([entry.task for entry in entries])
+    if stacked is not None:
+        state = InnerState.join([entry.state for entry in entries])
+        together = estimate_hypergradient(problem, algorithm, outer.expand(len(entries), -1), stacked, state, key)
+        estimates = [_select_lane(together, j) for j in range(len(entries))]
+    else:
+        estimates = [
+            estimate_hypergradient(own, algorithm, at, entry.task, entry.state, key._replace(slot=shard.first + j))
+            for j, (own, at, entry) in enumerate(selected)
+        ]
+    return [
+        _Solved(own, at, entry.task, estimate) for (own, at, entry), estimate in zip(selected, estimates, strict=True)
+    ]
+
+
+def _select_lane(estimate: Estimate, j: int) -> Estimate:
+    """Return one of several tasks that were solved as lanes; an evaluation for all counts for each."""
+    lane = slice(j, j + 1)
+    return Estimate(
+        estimate.hypergradient[lane],
+        estimate.inner[lane],
+        estimate.state.lanes(lane),
+        estimate.loss[lane],
+        estimate.residual[lane],
+        estimate.evaluations,
+    )
+
+
+class Evaluation(NamedTuple):
+    """What is reported of a round's own task besides its estimate, in the lanes of this process."""
+
+    inner_loss: Tensor
+    scores: dict[str, Tensor]
+    exact: Tensor | None
+
+
+def _evaluate(algorithm: Algorithm, solved: _Solved) -> Evaluation:
+    """Compute g_t(λ_t, β_{t+1}), the problem's scores, and ∇F_t(λ_t) where the problem has it."""
+    problem, outer, task, estimate = solved
+    exact: Tensor | None = estimate.hypergradient
+    if not algorithm.hypergradient.is_exact:
+        known = problem.hypergradient(outer, task)
+        exact = None if known is None else require_shape(problem, "hypergradient", known[0].detach(), outer.shape)
+    with torch.no_grad():  # reported only
+        inner_loss = problem.inner_loss(outer, estimate.inner, problem.for_gradients(task))
+    return Evaluation(inner_loss, problem.scores(outer, estimate.inner, task), exact)
+
+
+class _Combined(NamedTuple):
+    """A round over all processes.
+
+    Attributes:
+        hypergradients: of each round that was solved, newest last ``[rounds, lanes, d]``.
+        exact: ∇F_t(λ_t) ``[lanes, d]``, where the problem has it.
+        reported: loss, inner loss and residual of the round's own tasks.
+        scores: of the same.
+        evaluations: of all processes.
+    """
+
+    hypergradients: Tensor
+    exact: Tensor | None
+    reported: tuple[Tensor, Tensor, Tensor]
+    scores: dict[str, Tensor]
+    evaluations: dict[str, int]
+
+
+def _combine(solved: list[list[_Solved]], reports: list[Evaluation], shard: Shard, lanes: int) -> _Combined:
+    """Take means over tasks and sums over processes; processes exchange results only here.
+
+    The all-reduce propagates NaN to every rank, so all ranks skip the round together.
+    """
+    newest = [one.estimate for one in solved[-1]]
+    # d_t = (1/n) Σ_j d_{t,j}
+    hypergradients = torch.stack([shard.mean([one.estimate.hypergradient for one in past], lanes) for past in solved])
+    exact = [one.exact for one in reports if one.exact is not None]
+    exact_mean = shard.mean(exact, lanes) if exact else hypergradients.new_zeros(0)
+    loss = shard.mean([one.loss for one in newest], lanes)
+    inner_loss = shard.mean([one.inner_loss for one in reports], lanes)
+    residual = shard.mean([one.residual for one in newest], lanes)
+    scores = {name: shard.mean([one.scores[name] for one in reports], lanes) for name in reports[0].scores}
+    # Processes that divide lanes make the same evaluations.
+    part = 1.0 if shard.lanes is None else (shard.lanes.stop - shard.lanes.start) / lanes
+    counts = [one.estimate.evaluations for past in solved for one in past]
+    total = hypergradients.new_tensor([part * sum(c[name] for c in counts) for name in ("gradients", "products")])
+    hypergradients, exact_mean, total, loss, inner_loss, residual, *score_means = shard.sum(
+        [hypergradients, exact_mean, total, loss, inner_loss, residual, *scores.values()]
+    )
+    gradients, products = total.round().int().tolist()
+    return _Combined(
+        hypergradients,
+        exact_mean if exact else None,
+        (loss, inner_loss, residual),
+        dict(zip(scores, score_means, strict=True)),
+        {"gradients": gradients, "products": products},
+    )
+
+
+def _require_inner(inner: Tensor, outer: Tensor) -> None:
+    instance_of("inner", inner, Tensor)
+    if inner.ndim != 2 or inner.shape[0] != outer.shape[0]:
+        raise ValueError(f"inner must have shape [{outer.shape[0]} lanes, p], got {tuple(inner.shape)}")
+    if inner.dtype != outer.dtype:
+        raise ValueError(f"inner must have the dtype of outer, {outer.dtype}, got {inner.dtype}")
+    require_finite("inner start", inner)
+
+
+def _warn_if_diverging(residual: Tensor) -> None:
+    if float(residual.nan_to_num(nan=0.0).max()) > 1:  # a NaN comes from the task, an overflow is infinite
+        warnings.warn(
+            "the fixed point of the hypergradient does not contract (its residual grows), so steps are less exact: use "
+            "a smaller inner.lr (lr of OnlineTuner), a stronger inner curvature or ConjugateGradient; where scores are "
+            "good, leave it",
+            RuntimeWarning,
+            stacklevel=3,
+        )

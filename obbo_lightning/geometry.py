@@ -1,0 +1,25 @@
+"""Geometries of the outer step: distance generating functions φ_t."""
+
+from obbo_lightning.core.geometry import (
+    AdaptiveDiagonal,
+    Burg,
+    DiagonalQuadratic,
+    Distance,
+    Euclidean,
+    FixedGeometry,
+    Geometry,
+    NegativeEntropy,
+)
+from obbo_lightning.core.optimizer import generalized_gradient
+
+__all__ = [
+    "AdaptiveDiagonal",
+    "Burg",
+    "DiagonalQuadratic",
+    "Distance",
+    "Euclidean",
+    "FixedGeometry",
+    "Geometry",
+    "NegativeEntropy",
+    "generalized_gradient",
+]

@@ -1,0 +1,168 @@
+"""Predict the classes of examples in files: read support and query examples, and write the results."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from obbo_lightning.escaping import escape_mathtext, escape_table
+from obbo_lightning.inference.inputs import ExampleInputs, ImageInputs, Inputs
+from obbo_lightning.inference.model import AdaptedClassifier
+from obbo_lightning.runs.directory import replacing, write_atomically
+from obbo_lightning.streams.few_shot.images import SUFFIXES, read_image, read_images
+from obbo_lightning.streams.few_shot.vectors import read_features
+
+SHOWN = 20  # queries in the figure
+
+
+class ExampleSet(NamedTuple):
+    """Examples from a folder or a file.
+
+    Attributes:
+        unit: ``file`` or ``row``, what a name is.
+        names: path of each file in the folder, or number of each row, counted from 1.
+        examples: images or vectors as `LearnedClassifier.adapt` takes them.
+        labels: of each example; None where they are not known.
+    """
+
+    unit: str
+    names: list[str]
+    examples: Any
+    labels: list[str] | None
+
+
+def read_support(path: Path, inputs: Inputs) -> ExampleSet:
+    """Read a folder with a folder of images for each class, or a file with labels."""
+    if isinstance(inputs, ImageInputs) and path.is_dir():
+        folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
+        found = _read_files(path, [file for folder in folders for file in _find_images(folder)], inputs)
+    else:
+        found = _read_rows("--support", path, inputs)
+    if found.labels is None:
+        raise ValueError(f"{path} must have labels to adapt to, and has none")
+    classes = sorted(set(found.labels))
+    if len(classes) < 2:
+        raise ValueError(f"{path} must hold 2 classes or more, and has {', '.join(map(repr, classes)) or 'none'}")
+    return found
+
+
+def read_query(path: Path, inputs: Inputs, classes: set[str]) -> ExampleSet:
+    """Read a folder of images or a file; images have labels if they are in folders with the names of ``classes``."""
+    if isinstance(inputs, ImageInputs) and path.is_dir():
+        found = _read_files(path, _find_images(path), inputs)
+        if not classes & set(found.labels or []):
+            return found._replace(labels=None)
+    else:
+        found = _read_rows("--query", path, inputs)
+    for name, label in zip(found.names, found.labels or [], strict=False):
+        if label not in classes:
+            known = ", ".join(sorted(classes))
+            raise ValueError(f"{path} must have examples of the classes {known}, got {label!r} for {found.unit} {name}")
+    return found
+
+
+def _find_images(folder: Path) -> list[Path]:
+    """Return the images below a folder, hidden files and folders left out."""
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES and file.is_file()]
+    found = [file for file in files if not any(name.startswith(".") for name in file.relative_to(folder).parts)]
+    if not found:
+        raise ValueError(f"{folder} must hold images ({', '.join(sorted(SUFFIXES))}), and has none")
+    return found
+
+
+def _read_files(path: Path, files: list[Path], inputs: ImageInputs) -> ExampleSet:
+    """Read images; the label of each is the folder in ``path`` that it is in, or empty."""
+    names = [file.relative_to(path) for file in files]
+    labels = [name.parts[0] if len(name.parts) > 1 else "" for name in names]
+    return ExampleSet("file", list(map(str, names)), [inputs.resize(read_image(file)) for file in files], labels)
+
+
+def _read_rows(key: str, path: Path, inputs: Inputs) -> ExampleSet:
+    """Read an npz file, or a table of vectors."""
+    examples: NDArray[np.generic]
+    labels: NDArray[np.generic] | None
+    if isinstance(inputs, ImageInputs):
+        if path.suffix.lower() != ".npz" or not path.is_file():
+            raise ValueError(f"{key} must be a folder of images or an npz file that exists, got {str(path)!r}")
+        examples, labels = read_images(path)
+    elif isinstance(inputs, ExampleInputs):
+        examples, labels = read_features(path, inputs.label, key, inputs.columns)
+        if list(examples.shape[1:]) != list(inputs.shape):
+            raise ValueError(f"{path} must hold examples of shape {list(inputs.shape)}, got {list(examples.shape[1:])}")
+    else:
+        raise ValueError(f"{key} needs a run whose stream describes its inputs, and this one does not, got {path}")
+    names = [str(row) for row in range(1, len(examples) + 1)]
+    return ExampleSet("row", names, examples, None if labels is None else labels.astype(str).tolist())
+
+
+class Predictions(NamedTuple):
+    """Predictions for some examples.
+
+    Attributes:
+        table: one row per example: its ``file`` or ``row``, ``actual`` where that is known, ``predicted``, and for
+            classes their probabilities.
+        title: what made them, in a few words.
+    """
+
+    table: pl.DataFrame
+    title: str
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of examples whose class was predicted; None for numbers, or where the classes are not known."""
+        if "actual" not in self.table.columns or self.table["predicted"].dtype.is_numeric():
+            return None
+        return float(np.mean((self.table["predicted"] == self.table["actual"]).to_numpy()))
+
+    @property
+    def mean_absolute_error(self) -> float | None:
+        """Mean absolute error in the units of the target; None for classes, or where the target is not known."""
+        if "actual" not in self.table.columns or not self.table["predicted"].dtype.is_numeric():
+            return None
+        return float(np.mean((self.table["predicted"] - self.table["actual"]).abs().to_numpy()))
+
+    def write(self, path: Path) -> None:
+        """Write the table as a CSV file."""
+        write_atomically(path, escape_table(self.table).write_csv())
+
+
+def predict_classes(adapted: AdaptedClassifier, queries: ExampleSet, transductive: bool, title: str) -> Predictions:
+    """Predict the classes of queries; a column ``p(class)`` holds the probability of each class."""
+    probabilities = adapted.probabilities(queries.examples, transductive)
+    classes = [str(name) for name in adapted.classes]
+    columns: dict[str, Any] = {queries.unit: queries.names}
+    if queries.labels is not None:
+        columns["actual"] = queries.labels
+    columns["predicted"] = [classes[i] for i in probabilities.argmax(-1).tolist()]
+    columns |= {f"p({name})": probabilities[:, i].numpy() for i, name in enumerate(classes)}
+    return Predictions(pl.DataFrame(columns), title)
+
+
+def draw_predictions(predictions: Predictions, images: list[NDArray[np.uint8]], path: Path) -> None:
+    """Draw some evenly spaced images, each with its predicted class, and its actual one where that is another."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from obbo_lightning.runs.figures import BLUE, ORANGE
+
+    count = min(SHOWN, len(images))
+    columns = min(5, count)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(1.9 * columns, 2.2 * rows), squeeze=False)
+    figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.4 / (2.2 * rows), wspace=0.05, hspace=0.3)
+    for panel in axes.flat:
+        panel.set_axis_off()
+    for panel, i in zip(axes.flat, np.linspace(0, len(images) - 1, count).astype(int).tolist(), strict=False):
+        row = predictions.table.row(i, named=True)
+        correct = row.get("actual", row["predicted"]) == row["predicted"]
+        name = row["predicted"]
+        title = f"{name}  {row[f'p({name})']:.2f}" + ("" if correct else f"\nis {row['actual']}")
+        panel.set_title(escape_mathtext(title), fontsize=9, color=BLUE if correct else ORANGE)
+        panel.imshow(images[i] if images[i].shape[2] == 3 else images[i][:, :, 0], cmap="gray", vmin=0, vmax=255)
+    with replacing(path) as aside:
+        figure.savefig(aside, dpi=120, format="png")
+    plt.close(figure)

@@ -1,0 +1,43 @@
+"""Batch norm with the statistics of the support examples, so that each query is predicted by itself."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@torch.no_grad()
+def frozen_batch_norm(network: nn.Module, support: Tensor) -> nn.Module:
+    """Return a copy of a network whose batch norms use the statistics of ``support``.
+
+    A query's prediction then depends on no other query. On the support examples the logits are those of ``network``,
+    which normalises by the batch.
+
+    Args:
+        network: adapted, without dropout; it is not changed.
+        support: the examples that it was adapted to.
+    """
+    network = copy.deepcopy(network)
+    by_batch = [m for m in network.modules() if isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)]
+    statistics: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def record(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if norm in statistics:
+            raise ValueError(
+                f"a prediction for one query needs norms that are used once, got {type(network).__name__}, which uses "
+                f"a batch norm twice: predict all queries together (transductive)"
+            )
+        axes = [axis for axis in range(inputs[0].ndim) if axis != 1]
+        statistics[norm] = inputs[0].mean(axes), inputs[0].var(axes, unbiased=False)
+
+    hooks = [norm.register_forward_pre_hook(record) for norm in by_batch]
+    network(support)
+    for hook in hooks:
+        hook.remove()
+    for norm in by_batch:
+        if norm in statistics:
+            norm.running_mean, norm.running_var = statistics[norm]
+            norm.track_running_stats = True
+            norm.training = False
+    return network

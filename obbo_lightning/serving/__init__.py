@@ -1,1 +1,0 @@
-"""What was learned, in use: exported, adapted to new classes, asked for predictions and forecasts."""

@@ -1,0 +1,203 @@
+"""FC100: CIFAR-100 split by superclass (Oreshkin et al., 2018), from three sources."""
+
+import hashlib
+import os
+import pickle
+import tempfile
+import warnings
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from obbo_lightning.streams.few_shot.classes import StoredClasses
+from obbo_lightning.streams.few_shot.images import Pixels, channels_first
+from obbo_lightning.streams.few_shot.stream import Drawing, FewShotStream, image_inputs
+from obbo_lightning.streams.readers.npz import read_arrays
+
+SUPERCLASSES = {
+    "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
+    "validation": (8, 11, 13, 16),
+    "test": (0, 7, 12, 14),
+}
+# Of every image with its labels, in any order.
+CHECKSUM = "1769336da1e186c8ef48277a205756c8ed7d7b03116eae72376a3bd58f75338b"
+ROOT_VARIABLE = "OBBO_DATA"
+MEAN, DEVIATION = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
+ARRAYS = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+FIELDS = ("images", "fine_labels", "coarse_labels", "is_test", "fine_names", "coarse_names")
+
+
+class Cifar100(NamedTuple):
+    """All 60,000 images, the train and test files merged."""
+
+    images: NDArray[np.uint8]
+    fine_labels: NDArray[np.uint8]
+    coarse_labels: NDArray[np.uint8]
+    is_test: NDArray[np.uint8]
+    fine_names: NDArray[np.str_]
+    coarse_names: NDArray[np.str_]
+
+
+class FC100Stream(FewShotStream):
+    """Few-shot tasks from CIFAR-100, 60/20/20 classes of 600 images in 12/4/4 superclasses; 20,000/600/600 tasks.
+
+    Args:
+        root: folder with ``cifar100.npz`` or ``cifar-100-python``; what is missing is downloaded there. The environment
+            variable OBBO_DATA where this is not given, else ``data``.
+        ways: classes of a task.
+        shots: images of each class to adapt on.
+        queries: images of each class to be judged on.
+        order: ``iid`` as in the paper, or ``drift``: the mix of superclasses moves with the rounds.
+        period: rounds of one turn of the drift.
+        seed: of the training tasks.
+    """
+
+    may_differ = ("root",)  # the same images, wherever they lie
+
+    def __init__(
+        self,
+        root: str | None = None,
+        ways: int = 5,
+        shots: int = 5,
+        queries: int = 5,
+        order: str = "iid",
+        period: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        data = load_cifar100(Path(root or os.environ.get(ROOT_VARIABLE) or "data").expanduser())
+        superclass = dict(zip(data.fine_labels.tolist(), data.coarse_labels.tolist(), strict=True))
+        splits = {
+            split: [c for c in sorted(superclass) if superclass[c] in chosen] for split, chosen in SUPERCLASSES.items()
+        }
+        super().__init__(
+            StoredClasses(channels_first(data.images), data.fine_labels, Pixels(MEAN, DEVIATION)),
+            splits,
+            Drawing(ways, shots, queries, order, period),
+            seed,
+            superclass,
+        )
+        self.names = data.fine_names.tolist()
+
+    def inputs(self) -> dict[str, Any]:
+        return image_inputs((3, 32, 32), MEAN, DEVIATION, [self.names[c] for c in self.train.classes.tolist()])
+
+
+@lru_cache(maxsize=2)
+def load_cifar100(root: Path) -> Cifar100:
+    """Read ``root/cifar100.npz``, else ``root/cifar-100-python``, else download; the last two leave the npz behind."""
+    cache = root / "cifar100.npz"
+    if cache.exists():
+        return _read_npz(cache)
+    data = _read_pickles(root)
+    try:
+        _write_npz(cache, data)
+    except OSError as error:  # a read-only folder, a full disk: the data are there all the same
+        warnings.warn(f"{cache} cannot be written ({error.strerror}): the pickles will be read again", stacklevel=2)
+    return data
+
+
+def _read_npz(path: Path) -> Cifar100:
+    found, _ = read_arrays(path, FIELDS)
+    missing = [name for name in FIELDS if name not in found]
+    if missing:
+        raise ValueError(f"{path} must hold {', '.join(FIELDS)}, and has no {', '.join(missing)}")
+    return _checked(Cifar100(**found), path)
+
+
+def _checked(data: Cifar100, path: Path) -> Cifar100:
+    if data.images.dtype != np.uint8 or data.images.ndim != 4 or data.images.shape[1:] != (32, 32, 3):
+        raise ValueError(
+            f"{path}: images must be uint8 [n, 32, 32, 3], got {data.images.dtype} {list(data.images.shape)}"
+        )
+    count = len(data.images)
+    for name, limit in (("fine_labels", 100), ("coarse_labels", 20), ("is_test", 2)):
+        values = getattr(data, name)
+        if values.dtype.kind not in "iu":
+            raise ValueError(f"{path}: {name} must be integers, got {values.dtype}")
+        if values.shape != (count,):
+            raise ValueError(f"{path}: {name} must have shape [{count}], got {list(values.shape)}")
+        if count and int(values.max()) >= limit:
+            raise ValueError(f"{path}: {name} must be below {limit}, got {int(values.max())}")
+    found = checksum(data)
+    if found != CHECKSUM:
+        raise ValueError(f"{path} is not CIFAR-100: its checksum is {found[:12]}…, not {CHECKSUM[:12]}…")
+    return data
+
+
+def checksum(data: Cifar100) -> str:
+    """The same for the same labelled images in any order."""
+    labels = np.stack([data.fine_labels, data.coarse_labels, data.is_test], axis=1).astype(np.uint8)
+    digests = sorted(
+        hashlib.blake2b(image.tobytes() + label.tobytes(), digest_size=16).digest()
+        for image, label in zip(data.images, labels, strict=True)
+    )
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _read_pickles(root: Path) -> Cifar100:
+    from torchvision.datasets import CIFAR100
+    from torchvision.datasets.utils import check_integrity, download_and_extract_archive
+
+    folder = root / CIFAR100.base_folder
+    if not folder.exists():
+        was_there = root.exists()
+        try:
+            download_and_extract_archive(CIFAR100.url, root, filename=CIFAR100.filename, md5=CIFAR100.tgz_md5)
+        except Exception as error:  # a network has many ways to fail
+            if not was_there and root.exists() and not any(root.iterdir()):
+                root.rmdir()
+            raise ValueError(
+                f"CIFAR-100 is not in {root}: put cifar100.npz there, or the folder {CIFAR100.base_folder}, or "
+                f"connect to the network for the download ({type(error).__name__})"
+            ) from None
+    meta = CIFAR100.meta
+    for name, md5 in (*CIFAR100.train_list, *CIFAR100.test_list, (meta["filename"], meta["md5"])):
+        if not check_integrity(folder / name, md5):
+            raise ValueError(f"{folder / name} is missing or damaged (its MD5 is not {md5}); delete the folder")
+    parts = [_unpickle(folder / name) for name in ("train", "test")]
+    names = _unpickle(folder / "meta")
+    counts = [len(part["fine_labels"]) for part in parts]
+    return _checked(
+        Cifar100(
+            np.concatenate([p["data"] for p in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy(),
+            np.concatenate([p["fine_labels"] for p in parts]).astype(np.uint8),
+            np.concatenate([p["coarse_labels"] for p in parts]).astype(np.uint8),
+            np.repeat(np.array([0, 1], dtype=np.uint8), counts),
+            np.array(names["fine_label_names"]),
+            np.array(names["coarse_label_names"]),
+        ),
+        folder,
+    )
+
+
+def _unpickle(path: Path) -> dict[str, NDArray[np.uint8]]:
+    with path.open("rb") as file:
+        found: dict[str, NDArray[np.uint8]] = _Arrays(file, encoding="latin1").load()
+        return found
+
+
+class _Arrays(pickle.Unpickler):
+    """Arrays and plain values, whatever else a pickle asks for; its MD5 was that of CIFAR-100 a moment ago."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What NumPy's arrays are made of, and nothing else."""
+        if (module.replace("numpy._core", "numpy.core"), name) not in ARRAYS:
+            raise pickle.UnpicklingError(f"{module}.{name} is no array")
+        return super().find_class(module, name)
+
+
+def _write_npz(path: Path, data: Cifar100) -> None:
+    # Others may be at it too, and a name that can be guessed may be a link by then: this one is new and only ours.
+    descriptor, name = tempfile.mkstemp(prefix=".cifar100-", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez_compressed(file, **data._asdict())
+            os.fchmod(file.fileno(), 0o644)  # for all who read the folder
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,111 @@
+"""Any task set of learn2learn as a stream."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from obbo_lightning.core.problem import Task
+from obbo_lightning.core.randomness import derive_seed
+from obbo_lightning.core.validation import at_least
+from obbo_lightning.networks.cnn4 import CNN4
+from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.streams.few_shot.stream import DERIVED_ARGUMENTS, facts_of
+from obbo_lightning.streams.stream import Metric, Stream
+from obbo_lightning.streams.tasks import TaskSequence
+
+
+class LearnToLearnTasks(TaskSequence):
+    """Task t of a learn2learn ``Taskset``, a pure function of (seed, t), whatever was asked for before.
+
+    learn2learn draws a task from Python's global generator when it is first asked for, and remembers it. Here the
+    generators are seeded for every task and put back afterwards.
+
+    Args:
+        taskset: tasks of examples ``[n, …]`` and labels, each class as often as the others.
+        shots: examples of each class to adapt on; the rest are to judge on.
+        length: how many tasks.
+        seed: words and numbers that name this split's randomness.
+    """
+
+    def __init__(self, taskset: Any, shots: int, length: int, seed: tuple[int | str, ...] = (0,)) -> None:
+        for needed in ("sample_task_description", "get_task"):
+            if not hasattr(taskset, needed):
+                raise ValueError(f"taskset must be a learn2learn.data.Taskset, got {type(taskset).__name__}")
+        self.taskset = taskset
+        self.shots = at_least("data.shots", shots, 1)
+        self.length = at_least("data.length", length, 1)
+        self.seed = seed
+
+    def task(self, t: int) -> Task:
+        with _seeded(derive_seed(*self.seed, t)):
+            examples, labels = self.taskset.get_task(self.taskset.sample_task_description())
+        _, labels, counts = labels.unique(return_inverse=True, return_counts=True)
+        if bool((counts != counts[0]).any()) or int(counts[0]) <= self.shots:
+            raise ValueError(
+                f"a task must have the same number of examples of each class, more than the {self.shots} to adapt on, "
+                f"got {counts.tolist()}"
+            )
+        order = labels.argsort(stable=True)
+        is_support = torch.arange(len(labels)) % int(counts[0]) < self.shots
+        support, query = order[is_support], order[~is_support]
+        return {
+            "support": examples[support],
+            "support_labels": labels[support],
+            "query": examples[query],
+            "query_labels": labels[query],
+        }
+
+
+class LearnToLearnStream(Stream):
+    """Train, validation and test tasks from three task sets of learn2learn, for `FewShot` problems.
+
+    Args:
+        train: ``learn2learn.data.Taskset`` of the training tasks.
+        validation: of the validation tasks.
+        test: of the test tasks.
+        shots: examples of each class to adapt on; the rest are to judge on.
+        lengths: how many tasks of each.
+        seed: of the training tasks; the others do not depend on it.
+    """
+
+    metric = Metric("accuracy", higher_is_better=True)
+    problem_type = FewShot
+    network_type = CNN4
+    derived_arguments = DERIVED_ARGUMENTS
+    train: LearnToLearnTasks
+
+    def __init__(
+        self,
+        train: Any,
+        validation: Any,
+        test: Any,
+        shots: int,
+        lengths: tuple[int, int, int] = (20_000, 600, 600),
+        seed: int = 0,
+    ) -> None:
+        self.train = LearnToLearnTasks(train, shots, lengths[0], (seed, "train"))
+        self.validation = LearnToLearnTasks(validation, shots, lengths[1], ("validation",))
+        self.test = LearnToLearnTasks(test, shots, lengths[2], ("test",))
+
+    def task_spec(self) -> dict[str, Any]:
+        task = self.train[0]
+        return facts_of(int(task["support_labels"].max()) + 1, task["support"].shape[1:])
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Python's, NumPy's and torch's global generators, for transforms that use any of them."""
+    before, numpy_before = random.getstate(), np.random.get_state()  # noqa: NPY002 it is the global one that is meant
+    with torch.random.fork_rng(devices=[]):
+        try:
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            torch.manual_seed(seed)
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(numpy_before)  # noqa: NPY002

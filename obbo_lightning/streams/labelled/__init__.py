@@ -1,0 +1,1 @@
+"""Streams of labelled examples with clean validation examples."""

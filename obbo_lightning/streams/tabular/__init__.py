@@ -1,0 +1,1 @@
+"""Streams from tables in time order."""

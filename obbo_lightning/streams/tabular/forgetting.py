@@ -1,0 +1,204 @@
+"""A model on the last blocks of rows, each with a weight that is learned, judged on the next block."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.validation import at_least, positive
+from obbo_lightning.problems.forgetting import Forgetting
+from obbo_lightning.streams.fingerprints import digest_of
+from obbo_lightning.streams.stream import Metric, Stream
+from obbo_lightning.streams.tabular.rows import Rows, draw_rows, read_rows
+from obbo_lightning.streams.tasks import TaskSequence
+
+FACTORS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)  # of fixed exponential forgetting
+SURE = 0.001  # no class is thought less likely than this
+
+
+class PastAndNext(TaskSequence):
+    """Task t: the blocks t … t + n − 1, the newest first, and block t + n to be judged on.
+
+    Everything in it is scaled by the mean and deviation of all rows before block t + n, and of no others; features are
+    then clipped, and a constant 1 is added to them. Rows behind the last whole block are not used.
+
+    Args:
+        rows: in the order of time.
+        block: rows of a block.
+        past: n.
+        clip: largest absolute value of a scaled feature.
+    """
+
+    def __init__(self, rows: Rows, block: int, past: int, clip: float) -> None:
+        self.length = len(rows.target) // block - past
+        self.past, self.clip, self.kind = past, clip, rows.kind
+        blocks, used = past + self.length, (past + self.length) * block
+        self.features = rows.features[:used].reshape(blocks, block, -1)
+        self.target = rows.target[:used].reshape(blocks, block)
+        self._feature_scales = running_scales(self.features)
+        self._target_scales = running_scales(self.target[..., None])
+
+    def task(self, t: int) -> Task:
+        now = t + self.past
+        mean, deviation = self.target_scale(t)
+        y_new = torch.from_numpy((self.target[now] - mean) / deviation)
+        return {**self.known(t), "x_new": self.scaled(self.features[now], t), "y_new": y_new}
+
+    def known(self, t: int) -> Task:
+        """What there is to learn from before block t + n, also where that is still to come: t up to the length."""
+        mean, deviation = self.target_scale(t)
+        y = torch.from_numpy((self.target[t : t + self.past] - mean) / deviation)
+        return {"x": self.scaled(self.features[t : t + self.past], t).flip(0), "y": y.flip(0)}
+
+    def scaled(self, features: NDArray[np.float64], t: int) -> Tensor:
+        """Rows ``[…, columns]`` as the model of block t + n takes them."""
+        mean, deviation = (values[t + self.past - 1] for values in self._feature_scales)
+        scaled = np.clip((features - mean) / deviation, -self.clip, self.clip)
+        return torch.from_numpy(np.concatenate([scaled, np.ones((*scaled.shape[:-1], 1))], axis=-1))
+
+    def target_scale(self, t: int) -> tuple[float, float]:
+        """Mean and deviation that the target of block t + n is measured by; classes are 0 and 1 as they are."""
+        if self.kind == "classification":
+            return 0.0, 1.0
+        mean, deviation = (float(values[t + self.past - 1, 0]) for values in self._target_scales)
+        return mean, deviation
+
+    def frequency(self, t: int) -> float:
+        """The mean of the target in all rows before block t + n."""
+        return float(self._target_scales[0][t + self.past - 1, 0])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def running_scales(blocks: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and deviation of all rows up to and including each block ``[blocks, columns]``.
+
+    Args:
+        blocks: ``[blocks, rows, columns]``.
+
+    >>> mean, deviation = running_scales(np.array([[[1.0], [1.0]], [[3.0], [3.0]]]))
+    >>> mean[:, 0].tolist(), deviation[:, 0].tolist()
+    ([1.0, 2.0], [1.0, 1.0])
+    """
+    rows = blocks.shape[1]
+    means, squares = blocks.mean(1), ((blocks - blocks.mean(1, keepdims=True)) ** 2).sum(1)
+    mean, square = means[0], squares[0]
+    found = [(mean, square)]
+    for b in range(1, len(blocks)):
+        # two groups of rows become one, without differences of large sums: rows b and 1 times as many
+        apart = means[b] - mean
+        mean = mean + apart / (b + 1)
+        square = square + squares[b] + apart**2 * (rows * b / (b + 1))
+        found.append((mean, square))
+    mean, square = (np.stack(values) for values in zip(*found, strict=True))
+    deviation = np.sqrt(square / (rows * np.arange(1, len(blocks) + 1)[:, None]))
+    deviation[deviation <= 1e-12 * np.abs(mean)] = 1.0  # a constant has rounding, and no deviation
+    return mean, deviation
+
+
+class ForgettingStream(Stream):
+    """How much each of the last blocks of a table counts for a model that is judged on the next block.
+
+    Round t fits a linear or logistic model to the blocks t … t + past − 1 with the weights λ_t, is judged on block
+    t + past, and only then learns from it. Nothing in a task is scaled by what comes after its past.
+
+    Args:
+        csv: a CSV file with a row an observation, in the order of time; None draws rows whose drift changes its speed.
+        target: the column to predict: two different values, or numbers.
+        block: rows of a block: a day, a week.
+        past: n, blocks to learn from, each with its weight.
+        features: columns to predict from; None for all that are numbers.
+        kind: ``classification``, ``regression``, or ``auto``: two different values in the target are classes.
+        clip: largest absolute value of a feature, in deviations of the rows so far.
+        seed: of drawn rows.
+    """
+
+    metric = Metric("loss")
+    problem_type = Forgetting
+    derived_arguments = ("past", "kind")
+    train: PastAndNext
+
+    def __init__(
+        self,
+        csv: str | None = None,
+        target: str | None = None,
+        block: int = 48,
+        past: int = 30,
+        features: list[str] | None = None,
+        kind: str = "auto",
+        clip: float = 3.0,
+        seed: int = 0,
+    ) -> None:
+        at_least("data.block", block, 1)
+        at_least("data.past", past, 2)
+        positive("data.clip", clip)
+        for key, value in (("target", target), ("features", features)):
+            if csv is None and value is not None:
+                raise ValueError(f"data.{key} needs data.csv, got {value!r} without any")
+        rows = draw_rows(kind, seed) if csv is None else read_rows(Path(csv).expanduser(), target, features, kind)
+        least, count = (past + 1) * block, len(rows.target)
+        if count < least:
+            raise ValueError(
+                f"data.csv must have at least {least} rows, data.past {past} + 1 blocks of data.block {block}, "
+                f"got {count} {'drawn ones' if csv is None else f'in {csv}'}"
+            )
+        if rows.skipped:
+            warnings.warn(
+                f"no features, for they are words: {_some([one.column for one in rows.skipped])}", stacklevel=2
+            )
+        self.skipped, self.columns, self.classes = rows.skipped, rows.names, rows.classes
+        self.train = PastAndNext(rows, block, past, clip)
+        columns = dict(zip((*rows.names, str(target)), (*rows.features.T, rows.target), strict=True))
+        self._columns = {} if csv is None else columns
+
+    def task_spec(self) -> dict[str, Any]:
+        return {"past": self.train.past, "kind": self.train.kind}
+
+    def start(self, problem: Problem, seed: int) -> Tensor:
+        """λ_1, equal weights, in float64 as the tasks are."""
+        outer = super().start(problem, seed).double()
+        return outer / outer.sum(-1, keepdim=True)  # to the precision that it has now
+
+    def describe(self, t: int) -> str:
+        rows = self.train.target.shape[1]
+        last = (t + self.train.past + 1) * rows
+        return f"rows {last - rows + 1 if t else 1} to {last}"
+
+    def source_digests(self) -> dict[str, str]:
+        """Of each column that is used."""
+        return {name: digest_of(values) for name, values in self._columns.items()}
+
+    def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
+        """Fixed weights, solved as lanes of one problem; and what needs no model."""
+        if not isinstance(problem, Forgetting):
+            return {}
+        age = torch.arange(self.train.past, dtype=torch.float64)
+        weights = torch.stack([*(factor**age for factor in FACTORS), (age == 0).double()])
+        weights = weights / weights.sum(-1, keepdim=True)
+        fixed, plain = [], []
+        for t in range(rounds):
+            task = self.train[t]
+            fixed.append(problem.outer_loss(weights, problem.solution(weights, task), task))
+            plain.append(self._without_model(t, task))
+        *by_factor, last = torch.stack(fixed).T
+        best = min(range(len(FACTORS)), key=lambda i: float(by_factor[i].mean()))
+        named = {f"best fixed forgetting ({FACTORS[best]:g})": by_factor[best], "equal weights": by_factor[-1]}
+        found = {name: values.tolist() for name, values in {**named, "last block only": last}.items()}
+        return found | {name: [losses[name] for losses in plain] for name in plain[0]}
+
+    def _without_model(self, t: int, task: Task) -> dict[str, float]:
+        y = task["y_new"]
+        if self.train.kind == "regression":
+            last = task["y"][0, -1]
+            return {"last value": float((y - last).square().mean()), "mean so far": float(y.square().mean())}
+        chance = torch.tensor(self.train.frequency(t), dtype=y.dtype).clamp(SURE, 1 - SURE)
+        return {"majority class": float(-(y * chance.log() + (1 - y) * (1 - chance).log()).mean())}

@@ -1,0 +1,126 @@
+"""The contract of a problem."""
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.randomness import Sample
+from obbo_lightning.testing.differences import central_difference
+
+SAMPLE_SIZE, DRAWS = 2, 500
+
+
+def check_problem(problem: Problem, outer: Tensor, inner: Tensor, task: Task, tolerance: float = 1e-6) -> None:
+    """Raise AssertionError where a problem breaks the contract of `Problem`.
+
+    Args:
+        problem: yours.
+        outer: a λ ``[lanes, d]`` in float64; take two lanes or more to have their independence checked.
+        inner: a β ``[lanes, p]`` in float64.
+        task: a task.
+        tolerance: relative error allowed against central differences.
+
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks(lanes=2)
+    >>> check_problem(stream.problem, stream.initial_outer() + 0.1, torch.ones(2, 8, dtype=torch.float64), stream[0])
+    """
+    if outer.dtype != torch.float64 or inner.dtype != torch.float64:
+        raise ValueError(f"outer and inner must be float64, got {outer.dtype} and {inner.dtype}")
+    before = {name: value.clone() for name, value in task.items()}
+    _check_losses(problem, outer, inner, task)
+    _check_lanes(problem, outer, inner, task)
+    _check_samples(problem, outer, inner, task)
+    _check_mixed_term(problem, outer, inner, task, tolerance)
+    _check_smoothness(problem, outer, inner, task)
+    _check_solution(problem, outer, task, tolerance)
+    _check_hypergradient(problem, outer, task, tolerance)
+    for name, value in task.items():
+        assert torch.equal(value, before[name]), f"the task's {name!r} was changed in place"
+
+
+def _check_losses(problem: Problem, outer: Tensor, inner: Tensor, task: Task) -> None:
+    for name in ("inner_loss", "outer_loss"):
+        loss = getattr(problem, name)(outer, inner, task)
+        assert loss.shape == outer.shape[:1], f"{name} must have shape {tuple(outer.shape[:1])}, got {loss.shape}"
+        assert bool(loss.isfinite().all()), f"{name} must be finite, got {loss}"
+
+
+def _check_lanes(problem: Problem, outer: Tensor, inner: Tensor, task: Task) -> None:
+    for name in ("inner_loss", "outer_loss"):
+        variables = [outer.clone().requires_grad_(), inner.clone().requires_grad_()]
+        loss = getattr(problem, name)(*variables, task)
+        for lane in range(outer.shape[0]):
+            for found in torch.autograd.grad(loss[lane], variables, allow_unused=True, retain_graph=True):
+                others = torch.arange(outer.shape[0]) != lane
+                assert found is None or not bool(found[others].any()), f"{name} of lane {lane} depends on another lane"
+
+
+def _check_samples(problem: Problem, outer: Tensor, inner: Tensor, task: Task) -> None:
+    sample = Sample(seed=1, size=SAMPLE_SIZE)
+    for name in ("inner_loss", "outer_loss"):
+        once, twice = (getattr(problem, name)(outer, inner, task, sample) for _ in range(2))
+        assert torch.equal(once, twice), f"{name} must be the same for the same sample, got {once} and {twice}"
+        draws = torch.stack(
+            [getattr(problem, name)(outer, inner, task, Sample(seed, SAMPLE_SIZE)) for seed in range(DRAWS)]
+        )
+        whole = getattr(problem, name)(outer, inner, task)
+        error = draws.std(0) / DRAWS**0.5 + 1e-12 * (1 + whole.abs())
+        assert bool(((draws.mean(0) - whole).abs() <= 5 * error).all()), f"{name} of a sample is a biased estimate"
+
+
+def _check_mixed_term(problem: Problem, outer: Tensor, inner: Tensor, task: Task, tolerance: float) -> None:
+    vector = torch.randn(inner.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    analytic = problem.mixed_term(outer, inner, task, vector)
+    if analytic is None:
+        return
+    outer, inner = outer.clone().requires_grad_(), inner.clone().requires_grad_()
+    loss = problem.inner_loss(outer, inner, task).sum()
+    (gradient,) = torch.autograd.grad(loss, inner, create_graph=True)
+    (expected,) = torch.autograd.grad(gradient, outer, vector, allow_unused=True)
+    expected = torch.zeros_like(outer) if expected is None else expected
+    _assert_close("mixed_term", analytic, expected, tolerance)
+
+
+def _check_smoothness(problem: Problem, outer: Tensor, inner: Tensor, task: Task) -> None:
+    smoothness = problem.smoothness(outer, task)
+    if smoothness is None:
+        return
+    hessian = torch.func.jacrev(torch.func.jacrev(lambda beta: problem.inner_loss(outer, beta, task).sum()))(inner)
+    for lane, bound in enumerate(smoothness.tolist()):
+        largest = float(torch.linalg.eigvalsh(hessian[lane, :, lane])[-1])
+        assert bound >= largest * (1 - 1e-9), f"smoothness {bound} of lane {lane} is below the curvature {largest}"
+
+
+def _check_solution(problem: Problem, outer: Tensor, task: Task, tolerance: float) -> None:
+    solution = problem.solution(outer, task)
+    if solution is None:
+        return
+    inner = solution.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(problem.inner_loss(outer, inner, task).sum(), inner)
+    scale = 1 + float(solution.abs().max())
+    assert float(gradient.abs().max()) <= tolerance * scale, (
+        f"the gradient at solution is {gradient.abs().max()}, not 0"
+    )
+
+
+def _check_hypergradient(problem: Problem, outer: Tensor, task: Task, tolerance: float) -> None:
+    known = problem.hypergradient(outer, task)
+    if known is None:
+        return
+    gradient, solution = known
+    expected_solution = problem.solution(outer, task)
+    if expected_solution is not None:
+        _assert_close("the inner variable of hypergradient", solution, expected_solution, tolerance)
+
+    def reduced(point: Tensor) -> Tensor:
+        found = problem.hypergradient(point, task)
+        assert found is not None
+        return problem.outer_loss(point, found[1], task)
+
+    _assert_close("hypergradient", gradient, central_difference(reduced, outer), tolerance)
+
+
+def _assert_close(name: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    error = float((found - expected).abs().max())
+    allowed = tolerance * (1 + float(expected.abs().max()))
+    assert error <= allowed, f"{name} is off by {error:.3g}, allowed is {allowed:.3g}"

@@ -1,0 +1,141 @@
+"""Several processes that share a round, through Lightning's strategies."""
+
+import os
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import Tensor
+
+from obbo_lightning.core.distributed import Shard, lanes_of_rank, tasks_of_rank
+from obbo_lightning.core.memory import InnerState, TaskEntry
+from obbo_lightning.core.problem import Problem
+
+
+def is_rank_zero() -> bool:
+    """Return whether this process is rank 0, which alone writes and prints; known before there is a trainer."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def local_processes(devices: Any) -> int:
+    """Return how many processes of this machine share a run: ``trainer.devices``, or what torchrun started.
+
+    >>> local_processes(2), local_processes([0, 3]), local_processes("auto")
+    (2, 2, 1)
+    """
+    requested = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdecimal() else 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or max(1, requested)
+
+
+def require_strategy(trainer: L.Trainer, problem: Problem, lanes: int, tasks_per_round: int) -> None:
+    """Refuse strategies and numbers of processes that cannot share the rounds of this run."""
+    strategy, ranks = trainer.strategy, trainer.world_size
+    if not isinstance(strategy, (DDPStrategy, SingleDeviceStrategy)):
+        name = type(strategy).__name__
+        raise ValueError(f"trainer.strategy must be auto or ddp, got {name}: an outer variable is not sharded")
+    if ranks == 1:
+        return
+    if "MultiProcessing" in type(strategy.launcher).__name__:
+        raise ValueError("trainer.strategy must be ddp, got one that spawns or forks: a run's files have one owner")
+    divides_tasks = tasks_per_round > 1 and tasks_per_round % ranks == 0
+    divides_lanes = tasks_per_round == 1 and lanes >= ranks and problem.provides("select_lanes")
+    if not (divides_tasks or divides_lanes):
+        raise ValueError(f"tasks_per_round must be a multiple of the {ranks} processes, got {tasks_per_round}")
+
+
+class Processes:
+    """What this rank computes of a round, and how all ranks combine what they have.
+
+    Args:
+        trainer: knows the ranks.
+        lanes: of the outer variable.
+        tasks_per_round: n.
+        vmap: see `Shard`.
+    """
+
+    def __init__(self, trainer: L.Trainer, lanes: int, tasks_per_round: int, vmap: bool = False) -> None:
+        self.rank, self.size = trainer.global_rank, trainer.world_size
+        self._strategy, self._lanes = trainer.strategy, lanes
+        self._tasks = tasks_of_rank(self.rank, self.size, tasks_per_round)
+        self._divides_lanes = self.size > 1 and tasks_per_round == 1
+        self.shard = Shard(
+            first=self._tasks.start,
+            tasks=tasks_per_round,
+            lanes=lanes_of_rank(self.rank, self.size, lanes) if self._divides_lanes else None,
+            all_reduce=self.all_reduce if self.size > 1 else None,
+            vmap=vmap,
+        )
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Return the sum over ranks."""
+        reduced: Tensor = self._strategy.reduce(values.contiguous(), reduce_op="sum")
+        return reduced
+
+    def largest(self, flag: int, device: torch.device) -> int:
+        """Return the largest of all ranks' flags, so that all ranks react to what one of them was told."""
+        if self.size == 1:
+            return flag
+        flags = torch.zeros(self.size, device=device)
+        flags[self.rank] = flag
+        return int(self.all_reduce(flags).max())
+
+    def select(self, values: Sequence[Any]) -> list[Any]:
+        """Return this rank's part of one value per task of the round."""
+        return [values[i] for i in self._tasks]
+
+    def select_entries(self, rounds: list[list[TaskEntry]]) -> list[list[TaskEntry]]:
+        """Return this rank's part of the tasks of past rounds (`Memory.exchange`)."""
+        return [self.select(entries) for entries in rounds]
+
+    def gather_states(self, states: Sequence[InnerState]) -> list[InnerState]:
+        """Return the inner state of every task of the round, in the order of the tasks, with all lanes."""
+        if self.size == 1:
+            return list(states)
+        parts = [[InnerState(**state) for state in part] for part in self._gather([s.state_dict() for s in states])]
+        return [self._join_lanes([part[0] for part in parts])] if self._divides_lanes else list(chain(*parts))
+
+    def gather_entries(self, rounds: list[list[TaskEntry]]) -> list[list[TaskEntry]]:
+        """Return the tasks of past rounds over all ranks (`Memory.exchange`)."""
+        if self.size == 1:
+            return rounds
+        plain = [[(entry.task, entry.state.state_dict()) for entry in entries] for entries in rounds]
+        gathered: list[list[TaskEntry]] = []
+        for parts in zip(*self._gather(plain), strict=True):  # one round, as each rank has it
+            entries = [[TaskEntry(task, InnerState(**state)) for task, state in part] for part in parts]
+            if self._divides_lanes:
+                gathered.append([TaskEntry(entries[0][0].task, self._join_lanes([part[0].state for part in entries]))])
+            else:
+                gathered.append(list(chain(*entries)))
+        return gathered
+
+    def _join_lanes(self, states: list[InnerState]) -> InnerState:
+        """Return a state with every lane from the rank that computed it."""
+        return InnerState.join(
+            [state.lanes(lanes_of_rank(rank, self.size, self._lanes)) for rank, state in enumerate(states)]
+        )
+
+    def _gather(self, value: Any) -> list[Any]:
+        gathered: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(gathered, _to_cpu(value))
+        return gathered
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {k: _to_cpu(v) for k, v in value.items()}
+    return type(value)(_to_cpu(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def lost_rank(error: BaseException) -> bool:
+    """Return whether a collective failed because another process has died."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    words = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
+    return isinstance(error, distributed.DistError) or any(word in str(error) for word in words)

@@ -1,0 +1,81 @@
+"""Base classes of algorithms: keyword-only settings, what they refuse, and which settings reach the outer step."""
+
+import pickle
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from toy import SIX
+
+from obbo_lightning import OAGD, OBBO, SOBOW, Adam
+from obbo_lightning.config.registry import find_component
+from obbo_lightning.domains import Box, RealSpace
+from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean
+from obbo_lightning.hypergradients import ClosedForm, StochasticNeumann
+from obbo_lightning.regularizers import L1
+from obbo_lightning.solvers import ExactSolution, GradientDescent
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_arguments_are_keywords_and_unknown_names_are_refused(name):
+    cls = find_component("algorithm", name)
+    with pytest.raises(TypeError, match="positional"):
+        cls(0.1)
+    with pytest.raises(TypeError, match="windw"):
+        cls(windw=3)
+    with pytest.raises(FrozenInstanceError):
+        cls().lr = 0.1
+    if name in ("adam", "sgdm"):
+        with pytest.raises(TypeError, match="window"):
+            cls(window=3)
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_given_settings_reach_the_outer_step(name):
+    given = {"lr": 0.25, "inner": ExactSolution(), "hypergradient": ClosedForm(), "domain": Box(0.0, 1.0), "clip": 3.0}
+    windowed = name not in ("adam", "sgdm")
+    if windowed:
+        given |= {"window": 3, "regularizer": L1(0.5)}
+    algorithm = find_component("algorithm", name)(**given)
+    assert algorithm.init_args == given
+    assert (algorithm.inner, algorithm.hypergradient, algorithm.clip) == (ExactSolution(), ClosedForm(), 3.0)
+    outer = torch.nn.Parameter(torch.full((1, 2), 0.5))
+    optimizer = algorithm.optimizer(outer)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    if windowed:
+        assert algorithm.memory().window == 3
+        (group,) = optimizer.groups
+        assert (group.regularizer, group.domain) == (L1(0.5), Box(0.0, 1.0))
+    outer.grad = torch.tensor([[100.0, -100.0]])
+    for _ in range(10):
+        optimizer.step()
+    assert outer.tolist() == [[0.0, 1.0]]
+
+
+@pytest.mark.parametrize("cls", [SOBOW, OAGD, Adam])
+def test_algorithms_with_a_geometry_of_their_own_take_none(cls):
+    with pytest.raises(TypeError, match="geometry"):
+        cls(geometry=Euclidean())
+    assert type(cls().geometry) is (AdaptiveDiagonal if cls is Adam else Euclidean)
+
+
+def test_a_geometry_without_a_domain_may_be_meant_for_the_domains_of_groups():
+    assert OBBO(geometry=Burg()).geometry == Burg()
+    with pytest.raises(ValueError, match="these are"):
+        OBBO(geometry=Burg()).optimizer(torch.nn.Parameter(torch.ones(1, 1)))
+    with pytest.raises(ValueError, match="these are"):
+        OBBO(geometry=Burg(), domain=RealSpace())
+
+
+def test_tasks_are_solved_as_lanes_only_without_samples():
+    sampled = GradientDescent(batch_size=2)
+    assert OBBO().supports_vmap
+    assert not OBBO(inner=sampled).supports_vmap
+    assert not OBBO(hypergradient=StochasticNeumann(3)).supports_vmap
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_algorithms_can_be_pickled(name):
+    cls = find_component("algorithm", name)
+    again = pickle.loads(pickle.dumps(cls(lr=0.5)))
+    assert (type(again), again.lr, again.init_args) == (cls, 0.5, {"lr": 0.5})

@@ -1,0 +1,142 @@
+"""Geometries: each supported step is the exact minimiser, and the lemmas of the paper hold."""
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from toy import F64
+
+from obbo_lightning import BregmanProx
+from obbo_lightning.domains import Box, L2Ball, Nonnegative, RealSpace, Simplex
+from obbo_lightning.geometry import (
+    AdaptiveDiagonal,
+    Burg,
+    DiagonalQuadratic,
+    Euclidean,
+    NegativeEntropy,
+)
+from obbo_lightning.regularizers import L1, ElasticNet, NoRegularizer, SquaredL2
+from obbo_lightning.testing import check_geometry
+from obbo_lightning.testing.geometry import objective, random_point
+
+GEOMETRIES = [Euclidean(), AdaptiveDiagonal(), NegativeEntropy(), Burg()]
+REGULARIZERS = [NoRegularizer(), L1(0.3), SquaredL2(0.7), ElasticNet(0.3, 0.7)]
+DOMAINS = [RealSpace(), Box(-0.5, 1.0), Box(0.05, 2.0), Nonnegative(), L2Ball(0.8), Simplex(), Simplex(0.15)]
+TRIPLES = [(g, h, x) for g in GEOMETRIES for h in REGULARIZERS for x in DOMAINS if g.supports(h, x)]
+REFUSED = [(g, h, x) for g in GEOMETRIES for h in REGULARIZERS for x in DOMAINS if not g.supports(h, x)]
+any_seed = st.integers(0, 2**31)
+
+
+def random_setting(geometry, domain, seed, dim=5, lanes=2, size=1.0):
+    """Return a random λ, q and φ_t, and the generator."""
+    generator = torch.Generator().manual_seed(seed)
+    outer = random_point(domain, (lanes, dim), generator)
+    direction = size * torch.randn(lanes, dim, generator=generator, dtype=F64)
+    distance = geometry.distance(direction, geometry.initial_state(outer))
+    return outer, direction, distance, generator
+
+
+def kkt_residual(distance, regularizer, domain, outer, direction, lr, x):
+    """Return the distance of 0 from q + ∂h(x) + (∇φ(x) − ∇φ(λ))/α + N_X(x), the largest over coordinates."""
+    smooth = direction + regularizer.l2 * x + (distance.mirror(x) - distance.mirror(outer)) / lr
+    zero, l1 = x == 0, regularizer.l1
+    low = torch.where(zero, smooth - l1, smooth + l1 * x.sign())
+    high = torch.where(zero, smooth + l1, smooth + l1 * x.sign())
+    if isinstance(domain, L2Ball) and float(x.norm()) > domain.radius * (1 - 1e-12):
+        # N_X = {μ x : μ ≥ 0}; μ from the coordinates that are not at the kink of h
+        multiplier = max(0.0, -float((low[~zero] * x[~zero]).sum() / x.square().sum()))
+        low, high = low + multiplier * x, high + multiplier * x
+    elif isinstance(domain, Simplex):
+        active = x > domain.floor
+        shift = -float(low[active].mean())
+        low, high = low + shift, high + shift
+        low = torch.where(active, low, -torch.inf)  # N_X at a lower bound is (−∞, 0]
+    elif isinstance(domain, Box):
+        tiny = torch.finfo(x.dtype).tiny if not isinstance(distance, DiagonalQuadratic) else -torch.inf
+        low = torch.where(x <= max(domain.lower, tiny), -torch.inf, low)
+        high = torch.where(x >= domain.upper, torch.inf, high)
+    return float(torch.maximum(low, -high).clamp(min=0).max())
+
+
+@pytest.mark.parametrize(("geometry", "regularizer", "domain"), TRIPLES, ids=str)
+@pytest.mark.parametrize("lr", [1e-3, 0.1, 3.0])
+def test_the_step_satisfies_the_optimality_conditions(geometry, regularizer, domain, lr):
+    for seed, size in [(0, 1.0), (1, 0.05), (2, 30.0)]:
+        outer, direction, distance, _ = random_setting(geometry, domain, seed, size=size)
+        x = distance.step(outer, direction, lr, regularizer, domain)
+        assert domain.contains(x).all()
+        for lane in range(2):
+            row = slice(lane, lane + 1)
+            phi = DiagonalQuadratic(distance.scale[row]) if isinstance(geometry, AdaptiveDiagonal) else distance
+            residual = kkt_residual(phi, regularizer, domain, outer[row], direction[row], lr, x[row])
+            scale = 1 + float(direction[row].norm()) + float(phi.mirror(outer[row]).norm()) / lr
+            assert residual <= 1e-8 * scale
+
+
+@pytest.mark.parametrize(("geometry", "regularizer", "domain"), TRIPLES, ids=str)
+def test_the_step_agrees_with_scipy(geometry, regularizer, domain):
+    outer, direction, distance, _ = random_setting(geometry, domain, seed=3, lanes=1, dim=3)
+    lr = 0.2
+    x = distance.step(outer, direction, lr, regularizer, domain)
+
+    def value(point):
+        candidate = torch.tensor(point, dtype=F64).unsqueeze(0)
+        return float(objective(distance, regularizer, outer, direction, lr, candidate))
+
+    bounds = [(-10, 10)] * 3
+    constraints = []
+    if isinstance(domain, Box):
+        needs_positive = not distance.accepts(-outer).any()
+        lower = max(domain.lower, 1e-9) if needs_positive else domain.lower
+        bounds = [(lower, min(domain.upper, 100))] * 3
+    elif isinstance(domain, Simplex):
+        bounds = [(max(domain.floor, 1e-9), 1)] * 3
+        constraints = [{"type": "eq", "fun": lambda p: p.sum() - 1}]
+    elif isinstance(domain, L2Ball):
+        constraints = [{"type": "ineq", "fun": lambda p: domain.radius**2 - (p**2).sum()}]
+    found = minimize(value, outer[0].numpy(), bounds=bounds, constraints=constraints, method="SLSQP", tol=1e-12)
+    assert value(x[0].numpy()) <= found.fun + 1e-9
+    assert torch.allclose(x[0], torch.tensor(found.x), atol=1e-3)
+
+
+def test_the_strong_convexity_is_the_documented_one():
+    assert Euclidean().strong_convexity(RealSpace()) == 1
+    assert NegativeEntropy().strong_convexity(Simplex()) == 1
+    assert NegativeEntropy().strong_convexity(Box(0.0, 4.0)) == 1 / 4
+    assert NegativeEntropy().strong_convexity(Nonnegative()) == 0
+    assert Burg().strong_convexity(Box(0.0, 4.0)) == 1 / 16
+
+
+@pytest.mark.parametrize(("geometry", "regularizer", "domain"), REFUSED, ids=str)
+def test_other_combinations_are_refused_with_the_list_of_supported_ones(geometry, regularizer, domain):
+    outer = torch.nn.Parameter(torch.full((1, 4), 0.25))
+    with pytest.raises(ValueError, match="these are") as refusal:
+        BregmanProx([outer], 0.1, geometry, regularizer, domain)
+    for line in ("Euclidean, AdaptiveDiagonal:", "NegativeEntropy:", "Burg:", type(domain).__name__):
+        assert line in str(refusal.value)
+
+
+def test_the_supported_combinations_are_the_documented_ones():
+    def supported(geometry):
+        return {(type(h).__name__, str(x)) for g, h, x in TRIPLES if g is geometry}
+
+    every = {(type(h).__name__, str(x)) for h in REGULARIZERS for x in DOMAINS}
+    positive = [str(x) for x in (Box(0.05, 2.0), Nonnegative(), Simplex(), Simplex(0.15))]
+    assert supported(GEOMETRIES[0]) == supported(GEOMETRIES[1]) == every
+    assert supported(GEOMETRIES[2]) == {(h, x) for h in ("NoRegularizer", "L1") for x in positive}
+    assert supported(GEOMETRIES[3]) == {(type(h).__name__, str(Box(0.05, 2.0))) for h in REGULARIZERS}
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(), AdaptiveDiagonal()], ids=str)
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e4), (torch.float32, 1e8), (F64, 1e8), (F64, 1e30)])
+def test_a_huge_simplex_step_ends_at_the_vertex_of_the_smallest_entry(geometry, dtype, size):
+    outer = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=dtype)
+    huge = torch.tensor([[-size, size, 0.0, 1.0]], dtype=dtype)
+    phi = geometry.distance(huge, geometry.initial_state(outer))
+    vertex = phi.step(outer, huge, 1e8, NoRegularizer(), Simplex())
+    assert vertex.tolist() == [[1.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_geometries_keep_their_contract(geometry):
+    check_geometry(geometry)

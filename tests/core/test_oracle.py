@@ -1,0 +1,106 @@
+"""Derivatives of one task's losses: how many evaluations are counted, mixed terms, and shapes."""
+
+import pytest
+import torch
+from toy import (
+    F64,
+    Nonlinear,
+    Proximal,
+    RecordedSamples,
+    toy_point,
+    toy_task,
+)
+
+from obbo_lightning import OBBO, Problem
+from obbo_lightning.core.memory import InnerState
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.randomness import Key, Sample
+from obbo_lightning.core.round import estimate_hypergradient
+from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, Unrolled
+from obbo_lightning.solvers import GradientDescent
+
+
+@pytest.mark.parametrize(
+    ("hypergradient", "gradients", "products"),
+    [
+        (Unrolled(), 4 + 1, 4),  # one product per unrolled step
+        (FixedPoint(3, lr=0.1), 4 + 2, 2 + 1),  # gradients of f and of g with its graph; two Hessians, one mixed term
+        (ConjugateGradient(3), 4 + 2, 3 + 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_evaluations_of_an_estimate_are_counted(hypergradient, gradients, products):
+    algorithm = OBBO(inner=GradientDescent(steps=4, lr=0.1), hypergradient=hypergradient)
+    found = estimate_hypergradient(Nonlinear(), algorithm, toy_point(), toy_task(), InnerState(), Key())
+    assert found.evaluations == {"gradients": gradients, "products": products}
+
+
+class WithoutMixedTerm(Proximal):
+    def mixed_term(self, *args):
+        return None
+
+
+def test_an_analytic_mixed_term_is_free_and_all_products_use_one_graph():
+    class CountedLosses(Proximal):
+        losses = 0
+
+        def inner_loss(self, *args, **kwargs):
+            self.losses += 1
+            return super().inner_loss(*args, **kwargs)
+
+    solver, problem = GradientDescent(steps=4, lr=0.3, start="outer"), CountedLosses()
+    oracles = [Oracle(p, toy_point(), toy_task()) for p in (problem, WithoutMixedTerm())]
+    analytic, automatic = (FixedPoint(5)(oracle, solver, None, None).value for oracle in oracles)
+    assert problem.losses == 4 + 1
+    assert oracles[0].evaluations == {"gradients": 4 + 1 + 1, "products": 4}
+    assert oracles[1].evaluations == {"gradients": 4 + 1 + 1, "products": 5}
+    assert torch.allclose(analytic, automatic, rtol=1e-13, atol=1e-15)
+
+
+def test_analytic_and_automatic_mixed_terms_use_the_same_sample():
+    outer, inner, vector = toy_point(), toy_point(seed=2), toy_point(seed=3)
+    for sample in (None, Sample(4, 2)):
+        analytic, automatic = (
+            Oracle(problem, outer, toy_task()).curvature(inner, sample).mixed(vector)
+            for problem in (RecordedSamples(), Nonlinear())
+        )
+        assert torch.allclose(analytic, automatic, rtol=1e-12)
+
+
+class Separate(Problem):
+    """g does not depend on λ, and f on neither variable."""
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        return inner.sum(-1)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        return torch.ones(len(outer), dtype=F64)
+
+
+def test_derivatives_of_what_a_loss_does_not_depend_on_are_zero():
+    outer, inner = toy_point(), toy_point(dim=4)
+    oracle = Oracle(Separate(), outer, {})
+    loss, by_outer, by_inner = oracle.outer_gradients(inner)
+    assert loss.tolist() == [1.0, 1.0]
+    assert torch.equal(by_outer, torch.zeros_like(outer))
+    assert torch.equal(by_inner, torch.zeros_like(inner))
+    curvature = oracle.curvature(inner)  # g is linear in β
+    assert torch.equal(curvature.hessian(inner), torch.zeros_like(inner))
+    assert torch.equal(curvature.mixed(inner), torch.zeros_like(outer))
+
+
+class WithDropout(Nonlinear):
+    is_stochastic = True
+
+
+def test_the_noise_of_a_problem_is_drawn_in_inner_steps_and_left_out_of_hypergradients():
+    oracle = Oracle(WithDropout(), toy_point(), toy_task(), Key(3))
+    assert oracle.draw("inner", 2, None) == Sample(Key(3).seed_for("inner", 2), None)
+    assert oracle.draw("zeta", 2, None) is None
+    assert oracle.draw("zeta", 2, 5) == Sample(Key(3).seed_for("zeta", 2), 5)
+    assert Oracle(Nonlinear(), toy_point(), toy_task()).draw("inner", 2, None) is None
+
+
+def test_inference_mode_is_refused():
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"cannot be solved in torch\.inference_mode"):
+        Oracle(Nonlinear(), toy_point(), toy_task())

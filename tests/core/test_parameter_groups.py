@@ -1,0 +1,299 @@
+"""Parameter groups of λ: their joint step against SciPy, whose setting is used, names, and refusals."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from toy import F64
+
+from obbo_lightning import (
+    OAGD,
+    OBBO,
+    SOBBO,
+    SOBOW,
+    Adam,
+    Interval,
+    OnSimplex,
+    OuterStep,
+    ParameterGroups,
+    Positive,
+    Real,
+)
+from obbo_lightning.config.serialization import from_config, to_config
+from obbo_lightning.core.parameter_groups import ParameterGroup, resolve_groups
+from obbo_lightning.domains import Box, L2Ball, RealSpace, Simplex
+from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
+from obbo_lightning.regularizers import L1, ElasticNet, NoRegularizer, SquaredL2
+
+LR = {"decay": 0.2, "sources": 0.5, "smoothing": 0.05, "init": 0.3}
+MIXES = {
+    "plain": ParameterGroups(
+        decay=Positive(0.7, lr=0.2), sources=OnSimplex(3, lr=0.5), smoothing=Interval(0.0, 0.3, lr=0.05)
+    ),
+    "all regularized": ParameterGroups(
+        decay=Positive([0.7, 0.2], regularizer=L1(0.4), lr=0.2),
+        sources=OnSimplex(3, [0.2, 0.3, 0.5], geometry=Euclidean(), regularizer=SquaredL2(0.8), lr=0.5),
+        smoothing=Interval(-0.2, 0.3, size=2, regularizer=ElasticNet(0.3, 0.5), lr=0.05),
+    ),
+    "Burg and a simplex": ParameterGroups(
+        decay=Positive(0.7, upper=2.0, geometry=Burg(), regularizer=ElasticNet(0.1, 0.6), lr=0.2),
+        sources=OnSimplex(4, lr=0.5),
+        init=Real([0.3, -0.4], regularizer=L1(0.2), lr=0.3),
+    ),
+    "adaptive": ParameterGroups(
+        init=Real([0.3, -0.4, 0.1], geometry=AdaptiveDiagonal(), regularizer=SquaredL2(0.3), lr=0.3),
+        sources=OnSimplex(3, lr=0.5),
+    ),
+}
+
+
+def phi(geometry, x, q):
+    """Return φ(x) and ∇φ(x) of the first round."""
+    if isinstance(geometry, AdaptiveDiagonal):
+        h = np.sqrt(0.1 * q**2) + 1e-8
+        return 0.5 * x @ (h * x), h * x
+    if isinstance(geometry, Euclidean):
+        return 0.5 * x @ x, x
+    if isinstance(geometry, Burg):
+        return -np.log(x).sum(), -1 / x
+    return (x * np.log(x) - x).sum(), np.log(x)
+
+
+def joint_objective(groups, start, q):
+    """Return the function ⟨q, x⟩ + Σ_b h_b(x_b) + D_b(x_b, λ_b)/α_b and its gradient."""
+
+    def value(x):
+        total, gradient = q @ x, q.copy()
+        for name, where in groups.slices.items():
+            group, lam, y = groups.named[name], start[where], x[where]
+            h, alpha = group.regularizer, LR[name]
+            (at_y, slope_y), (at_lam, slope_lam) = (phi(group.geometry, z, q[where]) for z in (y, lam))
+            total += (at_y - at_lam - slope_lam @ (y - lam)) / alpha + 0.5 * h.l2 * y @ y + h.l1 * np.abs(y).sum()
+            gradient[where] += (slope_y - slope_lam) / alpha + h.l2 * y + h.l1 * np.sign(y)
+        return total, gradient
+
+    return value
+
+
+def scipy_minimiser(groups, start, q):
+    bounds, constraints = [], []
+    for name, where in groups.slices.items():
+        domain, size = groups.named[name].domain, groups.named[name].size
+        if isinstance(domain, Simplex):
+            bounds += [(1e-9, 1)] * size
+            rows = np.zeros(groups.size)
+            rows[where] = 1
+            constraints.append({"type": "eq", "fun": lambda x, r=rows: r @ x - 1, "jac": lambda x, r=rows: r})
+        elif isinstance(domain, Box):
+            bounds += [(max(domain.lower, 1e-9 if name == "decay" else -9), min(domain.upper, 9))] * size
+        else:
+            bounds += [(-9, 9)] * size
+    objective = joint_objective(groups, start, q)
+    options = {"ftol": 1e-16, "maxiter": 1000}
+    return minimize(objective, start, jac=True, bounds=bounds, constraints=constraints, method="SLSQP", options=options)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("size", [0.1, 1.0, 4.0])
+def test_the_step_of_all_groups_is_scipys_joint_minimiser(mix, size):
+    groups = MIXES[mix]
+    q = size * np.random.default_rng(3).standard_normal(groups.size)
+    outer = torch.nn.Parameter(groups.start(dtype=F64))
+    start = outer.detach()[0].numpy().copy()
+    outer.grad = torch.tensor(q).unsqueeze(0)
+    optimizer = OBBO().optimizer(outer, groups)
+    optimizer.step()
+    x = outer.detach()[0].numpy()
+    found, objective = scipy_minimiser(groups, start, q), joint_objective(groups, start, q)
+    assert objective(x)[0] <= found.fun + 1e-12
+    np.testing.assert_allclose(x, found.x, atol=1e-8)
+    assert objective(start)[0] > found.fun + 1e-4
+    generalized = optimizer.generalized_gradient(torch.tensor(start).unsqueeze(0), outer)[0].numpy()
+    for name, where in groups.slices.items():
+        assert generalized[where] == pytest.approx((start[where] - x[where]) / LR[name])
+
+
+def example_groups():
+    return ParameterGroups(
+        decay=Positive(1e-2), sources=OnSimplex(3), smoothing=Interval(0.0, 0.3), init=Real([0.5, -0.5])
+    )
+
+
+def test_views_of_groups_are_differentiable_and_coordinates_have_their_names():
+    groups = example_groups()
+    outer = groups.start(lanes=2, dtype=F64).requires_grad_()
+    views = groups.split(outer)
+    shapes = {name: tuple(view.shape) for name, view in views.items()}
+    assert shapes == {"decay": (2, 1), "sources": (2, 3), "smoothing": (2, 1), "init": (2, 2)}
+    (views["sources"][:, 1] * 2 + views["smoothing"][:, 0]).sum().backward()
+    assert outer.grad.tolist() == [[0, 0, 2, 0, 1, 0, 0]] * 2
+    names = ["decay", "sources[0]", "sources[1]", "sources[2]", "smoothing", "init[0]", "init[1]"]
+    assert groups.coordinates() == {name: i for i, name in enumerate(names)}
+    assert outer[0].tolist() == pytest.approx([0.01, 1 / 3, 1 / 3, 1 / 3, 0.15, 0.5, -0.5])
+    values = groups.values(outer[0])
+    assert (values["decay"].shape, values["sources"].shape) == ((), (3,))  # one number has no axis
+
+
+def test_groups_are_restored_from_their_config():
+    groups = MIXES["all regularized"]
+    for given in (groups, ParameterGroups(groups.named)):
+        again = from_config(to_config(given))
+        assert torch.equal(again.start(), groups.start())
+        assert again.named["smoothing"].regularizer == ElasticNet(0.3, 0.5)
+        assert again.slices == groups.slices
+
+
+def run_steps(algorithm, groups=None, rounds=4, size=1.0):
+    """Return the outer step after some random hypergradients, and its updates."""
+    groups = groups or example_groups()
+    generator = torch.Generator().manual_seed(0)
+    step = OuterStep(torch.nn.Parameter(groups.start(lanes=2, dtype=F64)), algorithm, 3, groups=groups)
+    shape = (1, 2, groups.size)
+    return step, [step(size * torch.randn(shape, generator=generator, dtype=F64)) for _ in range(rounds)]
+
+
+@pytest.mark.parametrize("cls", [OBBO, SOBBO, SOBOW, OAGD, Adam])
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_every_algorithm_moves_each_group_and_stays_in_its_domain(cls, size):
+    groups = example_groups()
+    _, updates = run_steps(cls(), groups, size=size)
+    for name, view in groups.split(updates[-1].outer).items():
+        assert groups.named[name].domain.contains(view).all(), name
+        assert (view != groups.split(groups.start(dtype=F64))[name]).any(), name
+    assert set(updates[-1].step_metrics) >= {f"lr/{name}" for name in groups.named}
+
+
+OWN = {"geometry": NegativeEntropy(), "regularizer": L1(0.1), "domain": Box(0.1, 9.0), "lr": 0.3}
+OTHER = {"geometry": Euclidean(), "regularizer": SquaredL2(0.2), "domain": RealSpace(), "lr": 0.4, "scale": 0.5}
+OVERRIDE = {"geometry": AdaptiveDiagonal(), "regularizer": L1(0.7), "domain": L2Ball(8.0), "lr": 0.6, "scale": 0.8}
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_a_setting_is_the_users_override_else_the_algorithms_else_the_groups(key):
+    own = ParameterGroup(torch.ones(2), **OWN)
+    groups = ParameterGroups(a=own, b=own)
+    # Both settings come together with a geometry and a domain that fit every combination.
+    fitting = {"geometry": Euclidean(), "domain": RealSpace()}
+    algorithm, override = fitting | {key: OTHER[key]}, fitting | {key: OVERRIDE[key]}
+    a, b = resolve_groups(groups, own, algorithm, {"b": override})
+    assert (getattr(a, key), getattr(b, key)) == (OTHER[key], OVERRIDE[key])
+    a, b = resolve_groups(groups, own, {key: None}, {"b": {key: None}})  # None leaves a setting open
+    assert getattr(a, key) == getattr(b, key) == {**OWN, "scale": 0.3}[key]
+    (alone,) = resolve_groups(None, own, algorithm, None)
+    assert (alone.name, getattr(alone, key)) == ("", OTHER[key])
+    assert [(g.name, g.where) for g in (a, b)] == [("a", slice(0, 2)), ("b", slice(2, 4))]
+    assert (own.name, own.lr, own.geometry) == ("", 0.3, NegativeEntropy())  # resolving copies
+
+
+def geometries(optimizer):
+    return [type(group.geometry) for group in optimizer.groups]
+
+
+def test_algorithms_take_the_groups_geometry_their_own_or_the_users():
+    used = {cls: geometries(run_steps(cls())[0].optimizer) for cls in (OBBO, SOBBO, SOBOW, OAGD)}
+    assert used[OBBO] == used[SOBBO] == [NegativeEntropy, NegativeEntropy, Euclidean, Euclidean]
+    assert used[SOBOW] == used[OAGD] == [Euclidean] * 4
+    everywhere = run_steps(OBBO(geometry=Euclidean(), lr=0.1))[0].optimizer.groups
+    assert {type(group.geometry) for group in everywhere} == {Euclidean}
+    assert [group.domain for group in everywhere] == [group.domain for group in example_groups().named.values()]
+    assert [group.lr for group in everywhere] == [0.1] * 4
+    overrides = {
+        "sources": {"geometry": Euclidean(), "lr": 0.5},
+        "decay": {"geometry": Burg(), "scale": 2.0, "domain": Box(0.0, 1.0)},
+    }
+    found = {group.name: group for group in run_steps(OBBO(groups=overrides))[0].optimizer.groups}
+    assert (type(found["sources"].geometry), found["sources"].lr) == (Euclidean, 0.5)
+    assert (found["decay"].geometry, found["decay"].domain, found["decay"].scale) == (Burg(), Box(0.0, 1.0), 2.0)
+    assert (found["smoothing"].lr, found["smoothing"].scale) == ("auto", 0.3)
+
+
+def test_regrets_and_generalized_gradients_of_the_groups_add_up_to_the_total():
+    groups = example_groups()
+    _, updates = run_steps(OBBO(window=2), groups)
+    for update in updates:
+        for kind in ("euclidean", "generalized"):
+            parts = sum(update.regret[f"{kind}/{name}"] for name in groups.named)
+            assert torch.allclose(parts, update.regret[kind], rtol=1e-12)
+        squares = sum(update.step_metrics[f"generalized_norm/{name}"].square() for name in groups.named)
+        assert torch.allclose(squares, update.generalized_gradient.square().sum(-1), rtol=1e-12)
+        assert update.regret["exact"] is update.regret["exact/decay"] is None
+    # the regret of one group from its definition: (1/3) Σ of the last three hypergradients
+    vectors = torch.stack([torch.zeros_like(updates[0].hypergradient)] * 2 + [u.hypergradient for u in updates])
+    means = torch.stack([vectors[t : t + 3].mean(0) for t in range(4)])[..., groups.slices["sources"]]
+    assert torch.allclose(updates[-1].regret["euclidean/sources"], means.square().sum((0, -1)), rtol=1e-12)
+
+
+def test_a_single_group_is_reported_as_a_lambda_without_groups():
+    groups = ParameterGroups(sources=OnSimplex(3, lr=0.1))
+    _, updates = run_steps(OBBO(), groups)
+    assert list(updates[0].regret) == ["euclidean", "generalized", "exact", "geometry"]
+    assert updates[0].step_metrics == {}
+    plain = OBBO(lr=0.1, geometry=NegativeEntropy(), domain=Simplex())
+    step = OuterStep(torch.nn.Parameter(groups.start(lanes=2, dtype=F64)), plain, 3)
+    generator = torch.Generator().manual_seed(0)
+    for update in updates:
+        alone = step(torch.randn((1, 2, 3), generator=generator, dtype=F64))
+        assert torch.equal(alone.outer, update.outer)
+        assert torch.equal(alone.generalized_gradient, update.generalized_gradient)
+        assert torch.equal(alone.regret["generalized"], update.regret["generalized"])
+
+
+def test_defaults_are_those_of_the_kind_of_number():
+    kinds = {"decay": Positive(), "sources": OnSimplex(4), "smoothing": Interval(0.0, 0.3), "init": Real()}
+    assert [type(group.geometry) for group in kinds.values()] == [NegativeEntropy] * 2 + [Euclidean] * 2
+    assert {(group.lr, type(group.regularizer)) for group in kinds.values()} == {("auto", NoRegularizer)}
+    assert kinds["decay"].domain == Box(float(torch.finfo(torch.float32).tiny), float("inf"))
+    assert [group.start().tolist() for group in kinds.values()] == [[1.0], [0.25] * 4, [0.15], [0.0]]
+
+
+def optimizer(algorithm, groups=None, start=None):
+    groups = groups or example_groups()
+    return algorithm.optimizer(torch.nn.Parameter(groups.start() if start is None else start), groups)
+
+
+REFUSED = {
+    "no group": (lambda: ParameterGroups(), "groups must have at least one parameter group, got none"),
+    "name": (lambda: ParameterGroups({"a b": Real()}), "groups must have names of letters, digits and _, got 'a b'"),
+    "no mapping": (lambda: ParameterGroups([Real()]), "groups must be a mapping from names to parameter groups"),
+    "no group class": (lambda: ParameterGroups(a=3.0), "a must be a parameter group, such as Positive(0.1) or"),
+    "start outside": (lambda: Interval(0.0, 0.3, 0.5), "start must lie in Box(lower=0.0, upper=0.3), got [0.5]"),
+    "zero": (lambda: Positive(0.0), "start must be above 0, and at most its upper end, got"),
+    "order": (lambda: Interval(1.0, 0.0), "low must be smaller than high, both finite, got 1.0 and 0.0"),
+    "size": (lambda: OnSimplex(1), "size must be an integer of at least 2, got 1"),
+    "sizes": (lambda: Real([1.0, 2.0], size=3), "start must be a number or a list of 3, got the shape [2]"),
+    "no start": (lambda: ParameterGroup(None, Euclidean()).start(), "start must be given where λ has no parameter"),
+    "lr": (lambda: Real(lr="fast"), "lr must be a positive finite number or auto, got 'fast'"),
+    "combination": (lambda: Positive(1.0, geometry=Burg()), "these are:"),
+    "scale": (lambda: OBBO(scale=0.0), "scale must be a positive finite number, got 0.0"),
+    "overrides": (lambda: OBBO(groups=["decay"]), "algorithm.groups must be settings of parameter groups, by name"),
+    "override": (lambda: OBBO(groups={"decay": 0.1}), "algorithm.groups.decay must be keys and values, got 0.1"),
+    "unknown setting": (lambda: OBBO(groups={"a": {"w": 3}}), "of lr, scale, geometry, regularizer, domain, got 'w'"),
+    "SOBOW": (lambda: SOBOW(groups={"a": {"geometry": Burg()}}), "groups.a must be of lr, scale, regularizer, domain"),
+    "Adam": (lambda: Adam(groups={"a": {"geometry": Burg()}}), "algorithm.groups.a must be of lr, scale, domain, got"),
+    "unknown group": (lambda: optimizer(OBBO(groups={"x": {}})), "algorithm.groups must be of decay, sources, smoo"),
+    "negative": (lambda: optimizer(OBBO(groups={"decay": {"lr": -1}})), "algorithm.groups.decay.lr must be a positive"),
+    "no object": (lambda: optimizer(OBBO(groups={"decay": {"geometry": "x"}})), "decay.geometry must be an instance"),
+    "geometry of all": (lambda: optimizer(OBBO(geometry=Burg())), "algorithm.groups.decay.geometry Burg() with"),
+    "L1": (
+        lambda: optimizer(Adam(), ParameterGroups(a=Real(regularizer=L1(1.0)))),
+        "groups.a.regularizer must be none",
+    ),
+    "size of λ": (
+        lambda: optimizer(Adam(), start=torch.ones(1, 6)),
+        "the 7 coordinates of its parameter groups (decay",
+    ),
+    "λ outside": (lambda: optimizer(OBBO(), start=2 * example_groups().start()), "outer start must lie in"),
+    "no groups": (
+        lambda: OBBO(groups={"decay": {"lr": 0.1}}).optimizer(torch.nn.Parameter(torch.ones(1, 1))),
+        "algorithm.groups must be none for a problem without parameter groups, got decay",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_impossible_groups_are_refused(case):
+    make, message = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()

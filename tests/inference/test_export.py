@@ -1,0 +1,161 @@
+"""Exports: their files, that they predict as the run does, other formats, and what is refused."""
+
+import json
+import os
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import FAST, fit, save_few_shot_checkpoint
+
+from obbo_lightning import __version__, cli, load_model
+from obbo_lightning.inference.export import export_model
+from obbo_lightning.networks import CNN4
+from obbo_lightning.runs.checkpoints import digest, list_checkpoints, newest_checkpoint
+
+FILES = ["metadata.json", "weights.safetensors"]
+
+
+@pytest.fixture(scope="session")
+def quadratic_run(tmp_path_factory):
+    flags = ["--config", "quadratic", "--rounds", 4, "--checkpoint.every", 2, *FAST[2:4]]
+    return fit(tmp_path_factory.mktemp("quadratic"), *flags)
+
+
+def test_export_is_a_state_dict_and_metadata(image_run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["export", str(image_run), str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "CNN4 after 3 rounds" in printed
+    assert "--support DIR --query DIR" in printed
+    assert sorted(file.name for file in out.iterdir()) == FILES
+    CNN4(ways=2, filters=4, channels=1, image_size=16).load_state_dict(load_file(out / "weights.safetensors"))
+    metadata = json.loads((out / "metadata.json").read_text())
+    newest = newest_checkpoint(image_run / "checkpoints")
+    assert metadata["checkpoint"] == {"file": newest.name, "sha256": digest(newest)}
+    assert (metadata["format"], metadata["obbo_lightning"], metadata["round"]) == (1, __version__, 3)
+    assert metadata["inner"]["init_args"]["steps"] == 2
+    assert metadata["init_args"]["proximity"] == 0.5
+    network = metadata["init_args"]["network"]["init_args"]
+    assert (network["ways"], network["filters"]) == (2, 4)
+    inputs = metadata["inputs"]
+    assert (inputs["shape"], len(inputs["mean"]), len(inputs["deviation"])) == ([1, 16, 16], 1, 1)
+    assert len(inputs["trained_on"]) == 6
+
+
+def test_export_predicts_exactly_what_its_run_predicts(image_run, exported):
+    images = torch.randint(0, 256, (6, 1, 20, 24), dtype=torch.uint8)
+    adapted = [load_model(path).adapt(images, [0, 1] * 3) for path in (image_run, exported)]
+    assert torch.equal(*(one.probabilities(images) for one in adapted))
+    file = newest_checkpoint(image_run / "checkpoints")
+    assert torch.equal(load_model(file).outer["linear.bias"], load_model(exported).outer["linear.bias"])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load.* is deprecated")
+@pytest.mark.parametrize("file_format", ["onnx", "torchscript"])
+def test_other_formats_give_the_logits_of_the_network(image_run, tmp_path, file_format):
+    if file_format == "onnx":
+        pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
+    assert cli.main(["export", str(image_run), str(tmp_path / "out"), "--format", file_format]) == 0
+    network = load_model(image_run).network().double()  # batch norm loses digits in single precision
+    for count in (2, 5):
+        examples = torch.randn(count, 1, 16, 16, generator=torch.Generator().manual_seed(count))
+        if file_format == "onnx":
+            from onnx.reference import ReferenceEvaluator
+
+            session = ReferenceEvaluator(str(tmp_path / "out" / "network.onnx"))
+            logits = torch.from_numpy(session.run(None, {"examples": examples.numpy()})[0])
+        else:
+            logits = torch.jit.load(tmp_path / "out" / "network.pt")(examples)
+        with torch.no_grad():
+            assert torch.allclose(logits.double(), network(examples.double()), atol=1e-4)
+
+
+def test_onnx_needs_its_packages_and_the_shape_of_an_example(image_run, tmp_path, monkeypatch, capsys):
+    save_few_shot_checkpoint(tmp_path / "x.ckpt", inputs=None)
+    with pytest.raises(ValueError, match="--format torchscript needs a run whose stream describes its inputs"):
+        export_model(tmp_path / "x.ckpt", tmp_path / "out", file_format="torchscript")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["export", str(image_run), str(tmp_path / "out"), "--format", "onnx"]) == 2
+    assert "--format onnx needs onnx, which is not installed: pip install '.[onnx]'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["x.ckpt"]
+
+
+def test_problem_without_network_exports_its_outer_variable(quadratic_run, tmp_path, capsys):
+    old, new = list_checkpoints(quadratic_run / "checkpoints")
+    for out, checkpoint, rounds in (("old", old, 2), ("new", new, 4)):
+        more = ["--checkpoint", str(checkpoint)] if out == "old" else []
+        assert cli.main(["export", str(quadratic_run), str(tmp_path / out), *more]) == 0
+        assert f"Quadratic after {rounds} rounds" in capsys.readouterr().out
+        model = load_model(tmp_path / out)
+        assert (model.metadata["round"], model.metadata["checkpoint"]["file"]) == (rounds, checkpoint.name)
+        saved = torch.load(checkpoint, weights_only=True)["state_dict"]["outer"]
+        assert torch.equal(model.outer["outer"], saved)
+    with pytest.raises(ValueError, match="adapt needs a model of a few-shot run, got λ of Quadratic"):
+        load_model(quadratic_run).adapt([], [])
+
+
+def test_unnamed_outer_variable_is_explained(tmp_path, capsys):
+    recipe = {"seed": 0, "no_problem": "a lambda"}
+    torch.save({"global_step": 7, "module": recipe, "state_dict": {"outer": torch.ones(1, 2)}}, tmp_path / "x.ckpt")
+    assert cli.main(["export", str(tmp_path / "x.ckpt"), str(tmp_path / "out")]) == 0
+    assert "λ has no names: a lambda" in capsys.readouterr().out
+
+
+def test_export_makes_a_new_folder_that_others_can_read(tmp_path):
+    save_few_shot_checkpoint(tmp_path / "x.ckpt")
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "empty", tmp_path / "a" / "b"):
+        export_model(tmp_path / "x.ckpt", out)
+        assert sorted(file.name for file in out.iterdir()) == FILES
+        assert [file.stat().st_mode & 0o777 for file in out.iterdir()] == [0o644, 0o644]
+        assert out.stat().st_mode & 0o777 == 0o755
+        with pytest.raises(ValueError, match="must be a new or empty folder to export to, and is not"):
+            export_model(tmp_path / "x.ckpt", out)
+    with pytest.raises(ValueError, match="must be a folder that can be made, and cannot"):
+        export_model(tmp_path / "x.ckpt", tmp_path / "x.ckpt" / "below")
+
+
+def test_failed_export_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("disk full")
+
+    save_few_shot_checkpoint(tmp_path / "x.ckpt")
+    monkeypatch.setattr("obbo_lightning.inference.export._write_weights", fail)
+    with pytest.raises(RuntimeError, match="disk full"):
+        export_model(tmp_path / "x.ckpt", tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.ckpt"]
+
+
+def test_files_are_synced_before_the_folder_gets_its_name(tmp_path, monkeypatch):
+    seen, replace = [], os.replace
+    save_few_shot_checkpoint(tmp_path / "x.ckpt")
+    monkeypatch.setattr("obbo_lightning.inference.export.sync", lambda path: seen.append(path.name))
+    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append("renamed"), replace(a, b)))
+    export_model(tmp_path / "x.ckpt", tmp_path / "out")
+    assert set(FILES) < set(seen[: seen.index("renamed")])
+    assert seen[-1] == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "out"], "nowhere must be a run directory, an export or a checkpoint, and does not exist"),
+        (["RUN", "taken"], "taken must be a new or empty folder to export to, and is not"),
+        (["RUN", "out", "--format", "keras"], "--format must be one of safetensors, onnx, torchscript, got 'keras'"),
+        (["RUN", "out", "--format", "onnx"], "--format must be safetensors for a run without a network, got 'onnx'"),
+        (["RUN", "out", "--checkpoint", "no.ckpt"], "checkpoint no.ckpt does not exist"),
+        (["RUN"], "export: the following arguments are required: OUT"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_written(quadratic_run, tmp_path, monkeypatch, arguments, message, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    assert cli.main(["export", *(str(quadratic_run) if word == "RUN" else word for word in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -1,0 +1,126 @@
+"""Any network as a function of a flat vector: what is trained, constants, dropout, and refusals."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from toy import F64, OWN_SIZE, OwnNetwork, own_network
+
+from obbo_lightning.networks import CNN4
+from obbo_lightning.networks.flat import FlatNetwork
+
+EXAMPLES = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+
+
+def trained_parameters(network):
+    return torch.cat([p.detach().flatten() for p in network.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize(
+    "make", [partial(CNN4, filters=2), OwnNetwork, partial(OwnNetwork, 0.3), partial(nn.Linear, 4, 3)]
+)
+def test_a_factory_is_called_with_the_seed(make):
+    network, state = FlatNetwork(make), torch.get_rng_state()
+    one, two, other = (network.initial(seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)  # the global generator is unchanged
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    torch.manual_seed(1)
+    assert torch.equal(one, trained_parameters(make()))
+    assert network.size == len(one)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_given_network_starts_from_its_weights_and_is_a_pure_function(mode):
+    module = own_network(mode)
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    network = FlatNetwork(module)
+    assert list(network.sizes) == [
+        "scale",
+        "group.weight",
+        "group.bias",
+        "norm.weight",
+        "norm.bias",
+        "last.weight",
+        "last.bias",
+    ]
+    assert network.size == OWN_SIZE
+    flat = network.initial(0)
+    assert torch.equal(flat, network.initial(1))
+    assert torch.equal(flat, trained_parameters(module))
+    one, two = (network(flat, EXAMPLES) for _ in range(2))
+    assert torch.equal(one, two)
+    assert torch.equal(one, module(EXAMPLES))  # in its own mode
+    assert all(torch.equal(before[k], v) for k, v in network.template.state_dict().items())
+
+
+def test_a_loaded_network_is_an_ordinary_module_in_the_precision_of_the_vector():
+    network = FlatNetwork(own_network("eval"))
+    flat = (network.initial(0) + 0.1).double()
+    loaded = network.loaded(flat)
+    assert torch.equal(trained_parameters(loaded), flat)
+    assert loaded.norm.track_running_stats
+    assert loaded.frozen.weight.dtype == F64
+    assert torch.equal(loaded.frozen.weight.float(), network.template.frozen.weight)
+    assert torch.allclose(loaded(EXAMPLES.double()), network(flat, EXAMPLES.double()), rtol=1e-12)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(self.attention(x, x, x)[0].mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(4, 5, num_layers=2, dropout=0.5, batch_first=True)
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.linear(self.layer(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("make", [partial(OwnNetwork, 0.5), Attention, Recurrent])
+def test_dropout_is_drawn_from_a_seed_and_left_out_without_one(make):
+    network = FlatNetwork(make)
+    flat, examples = network.initial(0), EXAMPLES if make not in (Attention, Recurrent) else EXAMPLES.view(4, 3, 4)
+    assert network.is_stochastic
+    assert torch.equal(network(flat, examples), network(flat, examples))
+    state = torch.get_rng_state()
+    one, again, other = (network(flat, examples, noise=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert not FlatNetwork(make().eval()).is_stochastic
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (partial(own_network().requires_grad_, False), "must have a trainable parameter, got"),
+        (nn.ReLU(), "must have a trainable parameter, got ReLU without any"),
+        (nn.Linear, "or a class or function that makes one without arguments, got Linear: missing a required argument"),
+        ("cnn4", "that makes one without arguments, got 'cnn4': 'cnn4' is not a callable object"),
+        (lambda: 3, "must make an nn.Module, got <lambda>, which made 3"),
+        (partial(nn.LazyLinear, 3), "must know the sizes of its layers, got LazyLinear with lazy ones"),
+    ],
+)
+def test_impossible_networks_are_refused(network, message):
+    with pytest.raises(ValueError, match=r"^problem\.network must") as refused:
+        FlatNetwork(network)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "found"), [(nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), r"\[36\]"), (nn.LSTM(4, 3), "tuple")]
+)
+def test_outputs_that_are_no_logits_are_refused(module, found):
+    network = FlatNetwork(module)
+    with pytest.raises(ValueError, match=rf"must return logits \[12, ways\], got {found}"):
+        network(network.initial(0), EXAMPLES)

@@ -1,0 +1,74 @@
+"""Functions of a module at any (λ, β): what they see, and that the module stays unchanged."""
+
+import pytest
+import torch
+from torch import nn
+
+from obbo_lightning import Hyperparameters, Positive
+from obbo_lightning.networks.functional_module import FunctionalModule
+
+
+class Model(nn.Module):
+    """Trained and frozen layers, dropout, batch norm in both modes, and hyperparameters in a submodule."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained, self.frozen = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.frozen.requires_grad_(False)
+        self.dropout, self.norm, self.fixed_norm = nn.Dropout(0.5), nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval()
+        self.inside = nn.Module()
+        self.inside.values = Hyperparameters(decay=Positive(1 / 3), rate=Positive(0.5))
+
+
+def apply(module, function, *arguments, outer=None, seed=0, evaluating=False):
+    functional = FunctionalModule(module)
+    outer = functional.hyper.outer[0].clone() if outer is None else outer
+    return functional.apply(outer, functional.flat(), function, *arguments, seed=seed, evaluating=evaluating)
+
+
+def test_random_numbers_depend_on_the_seed_only_and_the_global_state_stays():
+    torch.manual_seed(5)
+    model, before = Model(), torch.get_rng_state()
+    first, again, other = (float(apply(model, lambda *_: torch.rand(()), seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_dropout_is_off_and_modes_are_restored(evaluating):
+    model = Model()
+    before = [(name, module.training) for name, module in model.named_modules()]
+    seen = apply(model, lambda m, hyper: {n: one.training for n, one in m.named_modules()}, evaluating=evaluating)
+    assert (seen["dropout"], seen["norm"], seen["fixed_norm"]) == (False, not evaluating, False)
+    assert [(name, module.training) for name, module in model.named_modules()] == before
+
+
+def test_state_is_copied_in_the_precision_of_the_outer_variable():
+    model = Model().to(torch.bfloat16)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    flat = FunctionalModule(model).flat()
+    assert flat.shape == (2 * 2 + 2 + 2 + 2 + 2 + 2,)  # the trained layer and the two norms
+    assert flat.dtype == torch.float32
+
+    def write_to_buffers(module, hyper):
+        values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for buffer in module.buffers():
+            if not buffer.requires_grad:
+                buffer.add_(1)
+        return {value.dtype for value in values.values() if value.is_floating_point()}
+
+    assert apply(model, write_to_buffers) == {torch.float32}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_hyperparameters_are_lambda_as_argument_and_inside_the_module():
+    def read(module, extra, hyper):
+        return extra, float(hyper["decay"]), float(module.inside.values["decay"]), float(hyper["rate"])
+
+    assert apply(Model(), read, "extra", outer=torch.tensor([0.25, 0.125])) == ("extra", 0.25, 0.25, 0.125)
+
+
+@pytest.mark.parametrize("module", [nn.Linear(1, 1), nn.ModuleList([Model(), Model()])])
+def test_one_set_of_hyperparameters_is_required(module):
+    with pytest.raises(ValueError, match=r"the module must have one Hyperparameters, .*, got [02]"):
+        FunctionalModule(module)

@@ -1,0 +1,274 @@
+"""Problems from two losses of a module: against formulas, dense linear algebra and central differences."""
+
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from toy import F64, normal
+
+from obbo_lightning import (
+    Hyperparameters,
+    Interval,
+    ModuleProblem,
+    OnSimplex,
+    ParameterGroups,
+    Positive,
+    Weights,
+)
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.randomness import Sample, derive_seed
+from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
+from obbo_lightning.networks.functional_module import FunctionalModule
+from obbo_lightning.problems.module import CurrentWeights, TrainedModuleProblem, batch_of, cast_floats
+from obbo_lightning.solvers import GradientDescent
+from obbo_lightning.testing import check_problem
+from obbo_lightning.testing.differences import central_difference
+
+
+def training_loss(model, batch, hyper):
+    residuals = (model(batch["x"]).squeeze(-1) - batch["y"]).square()
+    shrink = sum(w.square().sum() for w in model.parameters())
+    return (hyper["sources"][batch["source"]] * residuals).mean() + hyper["decay"] * shrink + batch["level"]
+
+
+def validation_loss(model, batch, hyper):
+    return (model(batch["x"]).squeeze(-1) - batch["y"]).square().mean() + 0.01 * hyper["decay"].log() ** 2
+
+
+def scores(model, batch, hyper):
+    return {"error": (model(batch["x"]).squeeze(-1) - batch["y"]).abs().mean(), "decay": hyper["decay"]}
+
+
+def mean_squares(model, batch, hyper):
+    return (model(batch["x"]).squeeze(-1) - batch["y"]).square().mean()
+
+
+RIDGE = ModuleProblem(
+    nn.Linear(3, 1, dtype=F64),
+    ParameterGroups(decay=Positive(0.1, upper=10.0), sources=OnSimplex(2)),
+    training_loss,
+    validation_loss,
+    scores,
+)
+TASK = {
+    "train_x": normal(12, 3),
+    "train_y": normal(12, seed=1),
+    "train_source": torch.arange(12) % 2,
+    "validation_x": normal(5, 3, seed=2),
+    "validation_y": normal(5, seed=3),
+    "test_x": normal(7, 3, seed=4),
+    "test_y": normal(7, seed=5),
+    "level": torch.tensor(0.25, dtype=F64),  # has no prefix: belongs to every batch
+}
+OUTER = torch.tensor([[0.5, 0.2, 0.8], [1.1, 0.6, 0.4]], dtype=F64)
+INNER = normal(2, 4, seed=6)
+
+
+def linear(inner, x):
+    return inner[:, :3] @ x.T + inner[:, 3:]
+
+
+def losses_from_matrices(outer, inner, task):
+    """Return g, f and the error of the test rows per lane."""
+    squares = (linear(inner, task["train_x"]) - task["train_y"]).square()
+    decay, sources = outer[:, 0], outer[:, 1:]
+    g = (sources[:, task["train_source"]] * squares).mean(-1) + decay * inner.square().sum(-1) + task["level"]
+    f = (linear(inner, task["validation_x"]) - task["validation_y"]).square().mean(-1) + 0.01 * decay.log() ** 2
+    return g, f, (linear(inner, task["test_x"]) - task["test_y"]).abs().mean(-1)
+
+
+def test_losses_and_scores_are_on_their_own_batches():
+    expected = losses_from_matrices(OUTER, INNER, TASK)
+
+    def only(kind):
+        return {
+            name: value * torch.nan if value.is_floating_point() and not name.startswith((kind, "level")) else value
+            for name, value in TASK.items()
+        }
+
+    assert torch.allclose(RIDGE.inner_loss(OUTER, INNER, only("train")), expected[0], rtol=1e-13)
+    assert torch.allclose(RIDGE.outer_loss(OUTER, INNER, only("validation")), expected[1], rtol=1e-13)
+    found = RIDGE.scores(OUTER, INNER, only("test"))
+    assert torch.allclose(found["error"], expected[2], rtol=1e-13)
+    assert torch.equal(found["decay"], OUTER[:, 0])
+    untested = {name: value for name, value in TASK.items() if not name.startswith("test_")}
+    at_validation = (linear(INNER, TASK["validation_x"]) - TASK["validation_y"]).abs().mean(-1)
+    assert torch.allclose(RIDGE.scores(OUTER, INNER, untested)["error"], at_validation, rtol=1e-13)
+    assert RIDGE.notes() == {"parameters": 4}
+    assert not RIDGE.is_stochastic
+    without = ModuleProblem(nn.Linear(3, 1), {"decay": Positive(0.1)}, mean_squares, mean_squares)
+    assert without.scores(OUTER, INNER, TASK) == {}
+
+
+def test_module_problems_keep_their_contract():
+    check_problem(RIDGE, OUTER, INNER, TASK)
+
+
+def test_the_hypergradient_is_that_of_central_differences_through_an_exact_solution():
+    def solution(outer):
+        rows = torch.cat([TASK["train_x"], torch.ones(12, 1, dtype=F64)], -1)
+        found = []
+        for lane in outer:
+            weights = lane[1:][TASK["train_source"]] / 12
+            matrix = rows.T @ (weights[:, None] * rows) + lane[0] * torch.eye(4, dtype=F64)
+            found.append(torch.linalg.solve(matrix, rows.T @ (weights * TASK["train_y"])))
+        return torch.stack(found)
+
+    expected = central_difference(lambda outer: losses_from_matrices(outer, solution(outer), TASK)[1], OUTER)
+    for estimator in (ConjugateGradient(steps=20), FixedPoint(steps=2000, lr=0.2)):
+        oracle = Oracle(RIDGE, OUTER, TASK)
+        found = estimator.differentiate(oracle, GradientDescent(), solution(OUTER), None)
+        assert (found.value - expected).abs().max() <= 1e-8
+
+
+def test_a_mini_batch_is_rows_of_one_kind_and_the_rest_is_shared():
+    sample = Sample(4, 3)
+    for kind, rows, loss in (("train", 12, RIDGE.inner_loss), ("validation", 5, RIDGE.outer_loss)):
+        chosen = sample.indices(rows)
+        part = {name: v[chosen] if name.startswith(kind) else v for name, v in TASK.items()}
+        assert torch.equal(loss(OUTER, INNER, TASK, sample), loss(OUTER, INNER, part))
+        assert not torch.equal(loss(OUTER, INNER, TASK, Sample(5, 3)), loss(OUTER, INNER, part))
+    assert set(batch_of(TASK, "train", sample)) == {"x", "y", "source", "level"}
+    assert torch.equal(batch_of(TASK, "validation", Sample(4, None))["x"], TASK["validation_x"])
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+        self.drop = nn.Dropout(0.5)
+
+    def hidden(self, x):
+        return self.drop(self.norm(self.first(x)))
+
+
+def loss_of_hidden(model, batch, hyper):
+    return (model.last(model.hidden(batch["x"])) * hyper["scale"]).square().mean()
+
+
+def test_a_loss_may_call_any_method_and_the_module_is_not_changed():
+    module, task = Noisy(), {"train_x": torch.randn(6, 3)}
+    problem = ModuleProblem(module, {"scale": Positive(1.0)}, loss_of_hidden, loss_of_hidden)
+    before, state = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
+    outer = problem.initial_outer(0)
+    inner = problem.initial_inner(outer, task)
+    without, noisy = (problem.inner_loss(outer, inner, task, sample) for sample in (None, Sample(1, None)))
+    assert problem.is_stochastic
+    assert not torch.equal(noisy, without)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_dropout_masks_have_a_seed_derived_from_that_of_the_rows():
+    network = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)).double()
+    problem = ModuleProblem(network, {"decay": Positive(0.1)}, mean_squares, mean_squares)
+    outer, inner = torch.full((1, 1), 0.1, dtype=F64), INNER[:1]
+    whole = (linear(inner, TASK["train_x"]) - TASK["train_y"]).square().mean()
+    assert float(problem.inner_loss(outer, inner, TASK)) == pytest.approx(float(whole))
+    rows = Sample(9, 4).indices(12)
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(9, "dropout"))
+        thinned = functional.dropout(TASK["train_x"][rows], 0.5)
+    expected = (linear(inner, thinned) - TASK["train_y"][rows]).square().mean()
+    assert float(problem.inner_loss(outer, inner, TASK, Sample(9, 4))) == pytest.approx(float(expected))
+
+
+def test_rounds_start_from_a_group_of_weights_of_the_right_size_else_from_the_module():
+    network = nn.Linear(2, 1)
+    make = partial(ModuleProblem, network, training_loss=mean_squares, validation_loss=mean_squares)
+    problem = make({"decay": Positive(0.1), "init": Weights(network)})
+    outer = problem.initial_outer(0)
+    outer[:, 1:] = torch.tensor([5.0, 6.0, 7.0])
+    assert torch.equal(problem.inner_from_outer(outer), outer[:, 1:])
+    assert torch.equal(problem.initial_inner(outer, {}), outer[:, 1:])
+    own = torch.cat([p.detach().flatten() for p in network.parameters()])[None]
+    for hyper in ({"decay": Positive(0.1)}, {"other": Weights(nn.Linear(5, 1))}):
+        problem = make(hyper)
+        outer = problem.initial_outer(0)
+        assert torch.equal(problem.initial_inner(outer, {}), own)
+        assert problem.inner_from_outer(outer) is outer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (({"a": Positive()}, None, scores), "training_loss must be a function of"),
+        (({"a": Positive()}, scores, 3), r"validation_loss must be a function of \(module, batch, hyper\), got 3"),
+        (([Positive()], scores, scores), "hyper must be an instance of Mapping"),
+        (({}, scores, scores), "groups must have at least one parameter group"),
+    ],
+)
+def test_impossible_problems_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ModuleProblem(nn.Linear(1, 1), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda m, b, h: m(b["x"]), r"training_loss must return one number, .* got the shape \[2, 1\]"),
+        (lambda m, b, h: 3.0, "training_loss must return one number, a tensor without axes, got 3.0"),
+    ],
+)
+def test_a_loss_that_is_not_a_single_number_is_refused(loss, message):
+    problem = ModuleProblem(nn.Linear(1, 1), {"smoothing": Interval(0.0, 0.3)}, loss, loss)
+    with pytest.raises(ValueError, match=message):
+        problem.inner_loss(problem.initial_outer(0), torch.zeros(1, 2), {"train_x": torch.ones(2, 1)})
+
+
+def test_a_task_without_the_rows_of_a_batch_is_refused():
+    with pytest.raises(ValueError, match="task must have tensors that begin with validation_, got train_x"):
+        RIDGE.outer_loss(OUTER, INNER, {"train_x": torch.ones(2, 3)})
+    with pytest.raises(ValueError, match=r"as many rows in each train_ tensor for mini-batches, got \{.*\}"):
+        RIDGE.inner_loss(OUTER, INNER, TASK | {"train_y": torch.ones(3, dtype=F64)}, Sample(0, 2))
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    labels: torch.Tensor
+
+
+def test_floating_point_tensors_of_a_nested_batch_are_cast_and_labels_are_not():
+    half, labels = torch.ones(2, dtype=torch.bfloat16), torch.tensor([0, 1])
+    found = cast_floats({"a": [half, (labels, "text")], "b": Pair(half, labels), "c": None}, F64)
+    assert found["a"][0].dtype == found["b"].x.dtype == F64
+    assert found["a"][1] == (labels, "text")
+    assert found["b"].labels is labels
+    assert (type(found["a"]), type(found["a"][1]), type(found["b"])) == (list, tuple, Pair)
+    assert found["c"] is None
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.hyper = nn.Linear(3, 1), Hyperparameters(decay=Positive(0.5))
+
+
+def test_losses_of_a_module_in_training_are_on_their_own_batches_and_in_full_precision():
+    def loss(module, batch, hyper):
+        return module.linear(batch["x"]).square().mean() + hyper["decay"]
+
+    network = FunctionalModule(Model())
+    problem = TrainedModuleProblem(network, loss, lambda *arguments: 10 + loss(*arguments))
+    task = {kind: {"x": normal(8, 3, seed=i).float()} for i, kind in enumerate(("training", "validation"))}
+    outer, inner = network.hyper.outer, network.flat().unsqueeze(0)
+    expected = [float(loss(network.module, batch, network.hyper).detach()) for batch in task.values()]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [float(problem.inner_loss(outer, inner, task)), float(problem.outer_loss(outer, inner, task))]
+    assert found == pytest.approx([expected[0], 10 + expected[1]], rel=1e-6)
+    with torch.no_grad():  # only reported: the value where it was differentiated
+        assert float(problem.inner_loss(outer, 0 * inner, task)) == found[0]
+
+
+def test_the_inner_variable_of_a_module_in_training_is_its_current_weights():
+    network = FunctionalModule(Model())
+    solver = CurrentWeights(network, 0.25)
+    with torch.no_grad():
+        network.module.linear.bias.fill_(7.0)
+    assert solver(None, torch.zeros(1, 4))[0, -1] == 7.0
+    assert solver.step_size == 0.25
