@@ -20,7 +20,6 @@ USAGE = """usage: obbo COMMAND [flags]
   compare --config FILE   a grid of runs, resumable
   tune --config FILE  the same with each method tuned before, on tasks that are not the test's
   report DIR...       one page, tables and figures of finished runs
-  leaderboard DIR...  several comparisons on one page
   dashboard           the W&B workspace and report of a project
 
   obbo COMMAND --help   its flags, with an example
@@ -32,10 +31,10 @@ USAGE = """usage: obbo COMMAND [flags]
 """
 # Each is a module of this package with a function `run`, which takes the arguments and returns the exit code.
 # What is read by these names classes by itself; the other commands are told.
-READING = ("resume", "validate", "test", "export", "predict", "report", "leaderboard")
+READING = ("resume", "validate", "test", "export", "predict", "report")
 COMMANDS = (
     *("fit", "resume", "watch", "validate", "test", "export", "predict"),
-    *("compare", "tune", "report", "leaderboard", "dashboard"),
+    *("compare", "tune", "report", "dashboard"),
 )
 
 

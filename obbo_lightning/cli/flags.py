@@ -36,11 +36,9 @@ JUDGED = {
 COMPARED = {
     "--config": _flag("a comparison file, or a shipped one's name", required=True, metavar="FILE"),
     "--jobs": _flag("runs at a time", type=int, metavar="N"),
-    "--launcher": _flag("local, or slurm", default="local", metavar="NAME"),
-    "--slurm": _flag("what to ask of Slurm: configs/slurm/default.yaml", type=Path, metavar="FILE"),
+    "--slurm": _flag("run it as a Slurm array; FILE has the #SBATCH lines of a job", type=Path, metavar="FILE"),
     "--output": _flag("where the folder of the grid is made", type=Path, default=Path("runs/compare")),
     "--dry_run": _flag("the plan only", action="store_true"),
-    "--measure": _flag("with --dry_run: how long it will take", action="store_true"),
 }
 SETTING = "--KEY VALUE   a setting of all runs, as in `obbo fit`"
 COMMANDS = {
@@ -119,23 +117,13 @@ COMMANDS = {
         "One page, tables and figures of finished runs.",
         {
             "directories": _flag("runs, or folders with runs below", nargs="+", type=Path, metavar="DIR"),
-            "--output": _flag("where to; DIR/report otherwise", metavar="DIR"),
+            "--output": _flag("where to; DIR/report otherwise, ranks with --by_folder", metavar="DIR"),
             "--title": _flag("of the page", metavar="TEXT"),
+            "--by_folder": _flag("one comparison per DIR: the rank of each method in each", action="store_true"),
             "--event": _flag("a market event to draw by itself: 'AMD 2021-11-08'", metavar="TEXT"),
             "--reference": _flag("which algorithm the others are compared with", metavar="LABEL"),
         },
         "obbo report runs/compare/default",
-    ),
-    "leaderboard": Command(
-        "Several comparisons on one page: who is where in each, and whom the errors do not tell from the first.",
-        {
-            "directories": _flag(
-                "of a report, or with finished runs below; one each", nargs="+", type=Path, metavar="DIR"
-            ),
-            "--output": _flag("where to", type=Path, default=Path("leaderboard"), metavar="DIR"),
-            "--title": _flag("of the page", default="Leaderboard", metavar="TEXT"),
-        },
-        "obbo leaderboard runs/compare/default runs/compare/sources",
     ),
     "dashboard": Command(
         "The W&B workspace and report of a project.",

@@ -1,8 +1,8 @@
-"""`tune`: a comparison whose methods are tuned before, each with the same budget."""
+"""`tune`: a comparison whose methods are tuned first, each with the same budget."""
 
-from obbo_lightning.cli.compare import play_comparison
+from obbo_lightning.cli.compare import run_comparison
 
 
 def run(arguments: list[str]) -> int:
-    """Search, then play with what was found."""
-    return play_comparison("tune", arguments)
+    """Tune each method, then run the comparison untuned and tuned."""
+    return run_comparison("tune", arguments)
