@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
     console = PlainConsole()
     for table in report.tables:
         console.print(terminal_table(table, console.width))
-    files = ", ".join(sorted(path.name for path in report.written if path != report.page))
+    files = ", ".join(sorted({path.name for path in report.written if path != report.page}))
     console.print(f"\n{report.page}\nbeside it: {files}", soft_wrap=True, highlight=False)
     for one in report.left_out:
         print(f"obbo: {one}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """Comparison files: from a grid of settings to runs with complete configurations."""
 
+import copy
 import itertools
 import json
 import re
@@ -163,7 +164,7 @@ def read_section(kind: type[T], content: Any, name: str) -> T:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, name)
     try:
-        parsed = parser.parse_object({name: content}).as_dict()[name]
+        parsed = parser.parse_object({name: copy.deepcopy(content)}).as_dict()[name]  # it changes what it parses
     except (ArgumentError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split()).replace("Parser key ", "")) from None
     return kind(**json.loads(json.dumps(parsed)))  # jsonargparse's PositiveInt is no int for YAML

@@ -70,10 +70,8 @@ def run_all(planned: Sequence[PlannedRun], root: Path, launcher: "Launcher", con
                 progress.update(bar, **_progress(runs, rounds))
             progress.update(bar, **_progress(runs, rounds))
     except Stopped as stop:
+        signals.restore()  # a second signal ends this process at once
         raise Interrupted(stop.signum, launcher.stop()) from None
-    except BaseException:
-        launcher.stop()
-        raise
     finally:
         signals.restore()
     return [Failure(run.path.name, launcher.reason(run)) for run in runs if not run.finished]
@@ -106,16 +104,11 @@ def prepare(planned: Sequence[PlannedRun], root: Path) -> list[RunDirectory]:
 
 
 def _progress(runs: Sequence[RunDirectory], rounds: Sequence[int]) -> dict[str, Any]:
-    done = sum(total if run.finished else _rows(run.timings) for run, total in zip(runs, rounds, strict=True))
-    finished = sum(run.finished for run in runs)
-    return {"completed": done, "description": f"{finished} of {len(runs)} runs, rounds"}
-
-
-def _rows(table: Path) -> int:
-    try:
-        return max(0, table.read_bytes().count(b"\n") - 1)
-    except OSError:
-        return 0
+    done = 0
+    for run, planned in zip(runs, rounds, strict=True):
+        lines = run.timings.read_bytes().count(b"\n") if run.timings.is_file() else 1  # the first is the header
+        done += planned if run.finished else max(0, lines - 1)
+    return {"completed": done, "description": f"{sum(run.finished for run in runs)} of {len(runs)} runs, rounds"}
 
 
 def _last_line(text: str) -> str:
@@ -158,7 +151,8 @@ class LocalLauncher:
             answered = wait([worker.connection for worker in self._busy], LOOK_EVERY)
             for worker in [worker for worker in self._busy if worker.connection in answered]:
                 self._busy.remove(worker)
-                if worker.finish():
+                worker.finish()
+                if worker.alive:
                     self._idle.append(worker)
                 else:
                     self._deaths[worker.run] = worker.end()
@@ -188,7 +182,7 @@ class _Worker:
 
     def __init__(self, threads: int, run: RunDirectory) -> None:
         self.connection, other = Pipe()
-        self.run = run
+        self.run, self.alive = run, True
         with (run.path / LOG).open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 no word is a user's
                 [sys.executable, "-u", "-m", "obbo_lightning.experiments.launch", str(other.fileno())],
@@ -206,19 +200,20 @@ class _Worker:
         with contextlib.suppress(OSError):  # it has died, which `finish` finds out
             self.connection.send(str(run.path.absolute()))
 
-    def finish(self) -> bool:
-        """Wait for the end of its run; returns whether it can execute another one."""
+    def finish(self) -> None:
+        """Wait for the end of its run; a signal that ends a run ends its process."""
         try:
-            code: int = self.connection.recv()
+            self.alive = self.connection.recv() < 128
         except (EOFError, OSError):
-            return False
-        return code < 128  # a signal that ends a run ends its process
+            self.alive = False
 
     def end(self) -> str:
-        """Let the process end; returns by which signal it was killed, if it was."""
-        self.connection.close()
+        """Let the process end; returns the signal that killed it during its run, if one did."""
+        if self.alive:
+            self.connection.close()
         code = self.process.wait()
-        return f"its process was killed by {signal.Signals(-code).name}" if code == -signal.SIGKILL else ""
+        self.connection.close()
+        return f"its process was killed by {signal.Signals(-code).name}" if code < 0 and not self.alive else ""
 
 
 def serve(connection: Connection) -> int:
@@ -280,7 +275,7 @@ echo "Slurm job ${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" >> "$run/{log}"
 export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
 export OMP_NUM_THREADS=$SRUN_CPUS_PER_TASK MKL_NUM_THREADS=$SRUN_CPUS_PER_TASK
 # Without SLURM_NTASKS, because Lightning would take tasks of the job for ranks.
-srun --ntasks=1 env -u SLURM_NTASKS {python} -m obbo_lightning resume "$run" >> "$run/{log}" 2>&1
+srun --ntasks=1 env -u SLURM_NTASKS {python} -m obbo_lightning resume "$run" --trust >> "$run/{log}" 2>&1
 code=$?
 if [ $code = 138 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 20 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code
@@ -311,13 +306,14 @@ class SlurmLauncher:
 
     def execute(self, runs: Sequence[RunDirectory]) -> Iterator[None]:
         """Submit runs, of which none is finished; yields about twice a second until all have ended."""
-        queue = _queue()
+        queue = _queue() if runs else set()
         if queue is None:
             raise ValueError("--slurm needs an answer of squeue, got none: is Slurm's controller up?")
         known = {run: job for run in runs if (job := _read(run.path / SLURM_JOB).strip()) in queue}
         new = [run for run in runs if run not in known]
         self._jobs = known | (self._submit(new) if new else {})
-        print(f"{len(new)} runs submitted, {len(known)} in the queue already: Slurm job {self._ids()}", flush=True)
+        if runs:
+            print(f"{len(new)} runs submitted, {len(known)} in the queue already: Slurm job {self._ids()}", flush=True)
         active, missing, looked = dict(self._jobs), set[str](), time.monotonic()
         while active:
             yield

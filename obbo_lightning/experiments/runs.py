@@ -189,7 +189,7 @@ def distinct_labels(algorithms: Sequence[dict[str, Any]]) -> list[str]:
     >>> distinct_labels([{"name": "/home/me/mine.py:Sparse"}, {"name": "package.theirs.Sparse"}])
     ['Sparse_mine', 'Sparse_theirs']
     """
-    flat = [dict(_leaves(algorithm)) for algorithm in algorithms]
+    flat = [dict(flatten(algorithm)) for algorithm in algorithms]
     for key in {key for one in flat for key in one if key.rpartition(".")[2] == "name"}:
         words = distinct_names(sorted({one[key] for one in flat if one.get(key)}))
         flat = [one | ({key: words[one[key]]} if one.get(key) else {}) for one in flat]
@@ -209,10 +209,11 @@ def _label(one: dict[str, Any], flat: Sequence[dict[str, Any]], absent_differs: 
     return ", ".join(words)
 
 
-def _leaves(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested settings with their dotted keys."""
     for key, value in config.items():
         where = f"{path}.{key}" if path else key
         if isinstance(value, dict):
-            yield from _leaves(value, where)
+            yield from flatten(value, where)
         else:
             yield where, value

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -37,7 +37,7 @@ from obbo_lightning.experiments.report_data import (
     new_figure,
     report_style,
 )
-from obbo_lightning.experiments.runs import STUDY, distinct_labels
+from obbo_lightning.experiments.runs import STUDY, distinct_labels, flatten
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.runs.provenance import require_intact
 from obbo_lightning.runs.status import RunStatus
@@ -127,6 +127,13 @@ def make_distribution(key: str, values: Any) -> Any:
     raise ConfigError(f"{key} must be a list of different values, or have 0 < low < high, got {values!r}")
 
 
+def in_range(value: Any, values: Any) -> bool:
+    """Return whether a search can find a value."""
+    if isinstance(values, list):
+        return value in values
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and values["low"] <= value <= values["high"]
+
+
 def format_range(values: Any) -> str:
     """Return the values of a list, or the ends of an interval, in words."""
     return ", ".join(map(_format, values)) if isinstance(values, list) else f"{values['low']:g} to {values['high']:g}"
@@ -155,29 +162,34 @@ class Method:
 
     def __init__(self, name: str, label: str, runs: list[PlannedRun], config: TuneConfig) -> None:
         self.name, self.label, self.runs, self.config = name, label, runs, config
-        found = {key: _setting(runs[0].config, key) for key in config.search}
-        self.untuned = {key: value for key, value in found.items() if value is not None}
-        self.search = {key: config.search[key] for key in self.untuned}
+        settings = dict(flatten(runs[0].config))
+        keys = {key: where for key in config.search for where in (key, f"{key}.name") if where in settings}
+        self.untuned = {key: settings[where] for key, where in keys.items()}
+        self.search = {key: config.search[key] for key in keys}
         self.rounds: int = config.rounds or runs[0].config["rounds"]
         ((self.unit, self.budget),) = config.budget.items()
         self.running: list[Trial] = []
         self._asked = 0
 
-    def plan(self, trial: int, values: dict[str, Any], seed: int, rounds: int) -> PlannedRun:
-        """Return the run of one seed of a trial, up to some round; it sees no test task."""
-        settings = overlay(overlay(self.runs[0].config, self.config.settings), nested(values))
-        evaluation = {
-            "every": self.rounds,
-            "tasks": self.config.tasks or settings["evaluation"]["tasks"],
-            "split": "validation" if self.config.evaluate_on == "validation" else "none",
-            "baselines": False,
-        }
+    def plan(self, trial: int, values: dict[str, Any], stage: int) -> list[PlannedRun]:
+        """Return the runs of a trial up to a rung, or to its end after the last rung; they see no test task."""
+        config = self.config
+        settings = overlay(overlay(self.runs[0].config, config.settings), nested(values))
         # A step size that is too large is a result, not a failure. One thread, so that the last digits of a trial do
         # not depend on the number of parallel runs.
-        fixed = {"seed": seed, "rounds": rounds, "on_nonfinite": "skip", "logger": "csv", "evaluation": evaluation}
         threads = 1 if settings["threads"] == "auto" else settings["threads"]
-        name = f"{self.name}-trial_{trial:03d}" + (f"-seed_{seed}" if len(self.config.seeds) > 1 else "")
-        return PlannedRun(name, complete_config({**settings, **fixed, "threads": threads}))
+        settings |= {"on_nonfinite": "skip", "logger": "csv", "threads": threads}
+        settings |= {"rounds": (*config.rungs, self.rounds)[stage]}
+        tasks = config.tasks or settings["evaluation"]["tasks"]
+        split = "validation" if config.evaluate_on == "validation" else "none"
+        settings["evaluation"] = {"every": self.rounds, "tasks": tasks, "split": split, "baselines": False}
+        name = f"{self.name}-trial_{trial:03d}"
+        return [
+            PlannedRun(
+                f"{name}-seed_{seed}" if len(config.seeds) > 1 else name, complete_config(settings | {"seed": seed})
+            )
+            for seed in config.seeds
+        ]
 
     def start_study(self, metric: Metric, storage: "BaseStorage") -> None:
         """Start the study, with the first trial, or all combinations of a grid, enqueued."""
@@ -187,8 +199,7 @@ class Method:
         self.study = optuna.create_study(storage=storage, study_name=self.name, direction=direction, pruner=pruner)
         self._distributions = {key: make_distribution(key, values) for key, values in self.search.items()}
         # The first trial is the method as it was: on what trials are evaluated on, tuning cannot make it worse.
-        known = all(d._contains(d.to_internal_repr(self.untuned[key])) for key, d in self._distributions.items())
-        planned = [self.untuned] if known else []
+        planned = [self.untuned] if all(in_range(self.untuned[k], values) for k, values in self.search.items()) else []
         if self.config.sampler == "grid":
             planned = [dict(zip(self.search, values, strict=True)) for values in product(*self.search.values())]
         for values in planned:
@@ -210,7 +221,7 @@ class Method:
 
     def _affordable(self) -> int:
         """Return how many trials the budget allows, all of them whole."""
-        spent = [trial.user_attrs for trial in self.study.trials if trial.user_attrs]
+        spent = [trial.user_attrs for trial in self.trials]
         if self.unit == "gradient_evaluations" and not spent:
             return 1  # the cost of a trial is not known yet
         dearest = max((one[self.unit] / one["rounds"] for one in spent), default=1.0)
@@ -218,15 +229,10 @@ class Method:
         affordable = (self.budget - sum(one[self.unit] for one in spent)) // cost
         return max(0, int(min(self.config.at_once, affordable, self._limit - self._asked)))
 
-    def runs_of(self, trial: "Trial", stage: int) -> list[PlannedRun]:
-        """Return the runs of a trial up to a rung, or to the end after the last rung."""
-        rounds = (*self.config.rungs, self.rounds)[stage]
-        return [self.plan(trial.number, trial.params, seed, rounds) for seed in self.config.seeds]
-
     def tell(self, stage: int, folder: Path) -> None:
         """Take the results at a rung or at the end; end trials that are pruned or not finite."""
         for trial in list(self.running):
-            runs = self.runs_of(trial, stage)
+            runs = self.plan(trial.number, trial.params, stage)
             rounds = runs[0].config["rounds"]
             value, evaluations = self._result([RunDirectory(folder / run.name) for run in runs], rounds)
             trial.set_user_attr("rounds", rounds * len(runs))
@@ -256,21 +262,19 @@ class Method:
         return None if fails or None in values else sum(values) / len(values), evaluations
 
     @property
+    def trials(self) -> "list[FrozenTrial]":
+        """Trials that have run."""
+        return [trial for trial in self.study.trials if trial.user_attrs]
+
+    @property
     def best(self) -> "FrozenTrial | None":
         """The best complete trial, the first of equals; None where none is complete."""
-        return self.study.best_trial if any(t.state.name == "COMPLETE" for t in self.study.trials) else None
+        return self.study.best_trial if any(trial.state.name == "COMPLETE" for trial in self.trials) else None
 
     @property
     def found(self) -> dict[str, Any]:
         """Settings of the best trial; the untuned ones where no trial is complete."""
         return dict(self.best.params if self.best else self.untuned)
-
-
-def _setting(config: Any, key: str) -> Any:
-    """Return the value of a dotted key, of a component its name; None where there is none."""
-    for word in key.split("."):
-        config = config.get(word) if isinstance(config, dict) else None
-    return config.get("name") if isinstance(config, dict) else config
 
 
 def find_methods(grid: Grid, config: TuneConfig) -> list[Method]:
@@ -335,11 +339,6 @@ def tune(grid: Grid, config: TuneConfig, folder: Path, execute: Execute) -> list
     metric, journal = require_fair(methods, config), _optuna().storages.journal
     folder.mkdir(parents=True, exist_ok=True)
     with RunStatus().own(RunDirectory(folder)):  # one search at a time
-        request = yaml.safe_dump({"tune": asdict(config), "runs": {run.name: run.config for run in grid.runs}})
-        file = folder / "request.yaml"
-        if file.is_file() and file.read_text() != request:
-            raise ValueError(f"{folder} has another search: give --output another folder, or delete it")
-        write_atomically(file, request)
         for path in (folder / STUDY, folder / f"{STUDY}.lock"):  # a killed process leaves Optuna's lock
             path.unlink(missing_ok=True)
         storage = _optuna().storages.JournalStorage(journal.JournalFileBackend(str(folder / STUDY)))
@@ -354,7 +353,7 @@ def tune(grid: Grid, config: TuneConfig, folder: Path, execute: Execute) -> list
 
 def _run_stage(methods: Sequence[Method], stage: int, folder: Path, execute: Execute) -> None:
     """Run the trials of a generation up to a rung, or to their end, and tell the studies."""
-    planned = [run for method in methods for trial in method.running for run in method.runs_of(trial, stage)]
+    planned = [run for m in methods for trial in m.running for run in m.plan(trial.number, trial.params, stage)]
     missing = [run for run in planned if read_rung(RunDirectory(folder / run.name), run.config["rounds"]) is None]
     for run in missing:
         extend_trial(RunDirectory(folder / run.name), run.config["rounds"])
@@ -381,7 +380,7 @@ def require_fair(methods: Sequence[Method], config: TuneConfig) -> Metric:
                 f"{method.name}, got {config.budget['rounds']}"
             )
     first = methods[0]
-    trial = first.plan(0, first.untuned, config.seeds[0], 1)
+    trial = first.plan(0, first.untuned, 0)[0]
     streams = build(trial.config).stream, build_stream(first.runs[0].config)
     # What arrives is not known before.
     tasks = {s.fingerprint(0, s.train[0]) if has_random_access(s.train) else str(id(s)) for s in streams}
@@ -425,65 +424,54 @@ class SearchResults(ReportData):
 
     Attributes:
         trials: one row per trial, with a column for each setting; the result is the last one, empty if not finite.
-        searched: one row per method and setting.
+        search_space: one row per method and setting, as text.
     """
 
     columns: ClassVar[dict[str, dict[str, Any]]] = {
-        "trials": dict.fromkeys(("method", "state"), pl.String)
+        "trials": dict.fromkeys(("label", "state"), pl.String)
         | {"chosen": pl.Boolean, "result": pl.Float64}
         | dict.fromkeys(("trial", "rounds", "gradient_evaluations"), pl.Int64),
-        "searched": dict.fromkeys(("method", "setting", "range", "untuned", "found"), pl.String)
-        | dict.fromkeys(("evaluated_on", "metric", "budget"), pl.String)
-        | dict.fromkeys(("at_end", "higher_is_better"), pl.Boolean),
+        "search_space": dict.fromkeys(
+            ("method", "setting", "range", "untuned", "found", "trials", "pruned", "not finite", "result", "budget"),
+            pl.String,
+        ),
     }
 
     trials: pl.DataFrame
-    searched: pl.DataFrame
-
-    @property
-    def methods(self) -> list[str]:
-        """Labels of the methods, in order."""
-        return self.trials["method"].unique(maintain_order=True).to_list()
+    search_space: pl.DataFrame
 
     def tables(self) -> list[Table]:
         """Return what was searched, and each trial."""
-        first, rows = self.searched.row(0, named=True), []
-        for row in self.searched.iter_rows(named=True):
-            states = self.trials.filter(pl.col("method") == row["method"])["state"].to_list()
-            counts = [str(len(states)), *(str(states.count(state)) for state in ("pruned", "not finite"))]
-            found = _format(row["found"]) + (", an end" if row["at_end"] else "")
-            rows.append([row["method"], row["setting"], row["range"], _format(row["untuned"]), found, *counts])
-        caption = (
-            f"What was searched, with {first['budget']} for each method, by the {_evaluation(first)}; no trial saw a "
-            "test task. Beyond an end of a range there may be better values."
-        )
-        columns = ["method", "setting", "range", "untuned", "found", "trials", "pruned", "not finite"]
-        space = Table("search_space", caption, columns, rows)
         keys = [name for name in self.trials.columns if name not in self.columns["trials"]]
-        columns = ["method", "trial", *keys, "rounds", "gradient_evaluations", "result"]
+        columns = ["label", "trial", *keys, "rounds", "gradient_evaluations", "result"]
         rows = [
             [*(_format(row[name]) for name in columns), "chosen" if row["chosen"] else row["state"]]
             for row in self.trials.iter_rows(named=True)
         ]
-        header = [*(name.replace("_", " ") for name in columns), "state"]
-        caption = "Every trial; the chosen one is marked. A pruned trial has its last result."
-        return [space, Table("all_trials", caption, header, rows)]
+        header = ["method", *(name.replace("_", " ") for name in columns[1:]), "state"]
+        space = "What was searched; no trial saw a test task. Beyond an end of a range there may be better values."
+        trials = "Every trial; the chosen one is marked. A pruned trial has its last result."
+        return [
+            Table("search_space", space, self.search_space.columns, self.search_space.rows()),
+            Table("all_trials", trials, header, rows),
+        ]
 
     def figures(self, title: str) -> list[ReportFigure]:
         """Return the results against the step size, one curve per method."""
         figure, (axes,) = new_figure(3.6)
-        first, step = self.searched.row(0, named=True), next(key for key in STEP_SIZES if key in self.trials.columns)
-        for label in self.methods:
-            look = line_style(self.methods, label)
+        step = next(key for key in STEP_SIZES if key in self.trials.columns)
+        for label in self.labels:
+            look = line_style(self.labels, label)
             hollow = {**look, "fillstyle": "none", "linestyle": "none", "label": None}
-            trials = self.trials.filter(pl.col("method") == label).drop_nulls(["result", step]).sort(step)
+            trials = self.trials.filter(pl.col("label") == label).drop_nulls(["result", step]).sort(step)
             for some, style in (
                 (trials.filter(pl.col("state") == "complete"), look),
                 (trials.filter(pl.col("state") == "pruned"), hollow),
                 (trials.filter("chosen"), {**hollow, "marker": "o", "markersize": 11}),
             ):
                 axes.plot(some[step].to_list(), some["result"].to_list(), **style)
-        axes.set(xscale="log", xlabel=STEP_SIZES[step], ylabel=escape_mathtext(_evaluation(first)).replace(" (", "\n("))
+        quantity = escape_mathtext(self.search_space["result"][0]).replace(" (", "\n(")
+        axes.set(xscale="log", xlabel=STEP_SIZES[step], ylabel=quantity)
         caption = (
             f"Result of each trial against its {STEP_SIZES[step]}; large rings are the chosen ones, hollow marks were "
             "pruned. Where other settings are searched, too, a curve goes through trials that differ in them."
@@ -492,22 +480,27 @@ class SearchResults(ReportData):
 
 
 def write_search(methods: Sequence[Method], metric: Metric, folder: Path, title: str) -> None:
-    """Write trials.csv, searched.csv, best.yaml and the figure into the folder of a search."""
-    trials, searched = [], []
+    """Write trials.csv, search_space.csv, best.yaml and the figure into the folder of a search."""
+    trials, space = [], []
+    direction = "higher is better" if metric.higher_is_better else "lower is better"
     for method in methods:
-        for trial in method.study.trials:
+        states, config = [], method.config
+        for trial in method.trials:
             values = trial.intermediate_values
-            state = "complete" if trial.state.name == "COMPLETE" else "pruned" if values else "not finite"
-            row = {"method": method.label, "trial": trial.number, "state": state, "chosen": trial == method.best}
+            states.append("complete" if trial.state.name == "COMPLETE" else "pruned" if values else "not finite")
+            row = {"label": method.label, "trial": trial.number, "state": states[-1], "chosen": trial == method.best}
             row |= {**trial.user_attrs, "result": values[max(values)] if values else None}
-            trials.append(row | {key: trial.params.get(key) for key in method.config.search})
+            trials.append(row | {key: trial.params.get(key) for key in config.search})
+        counts = (str(len(states)), str(states.count("pruned")), str(states.count("not finite")))
+        result = f"{config.evaluate_on} {metric.name} ({direction})"
         for key, values in method.search.items():
-            row = {"method": method.label, "setting": key, "range": format_range(values)}
-            row |= {"untuned": str(method.untuned[key]), "found": str(method.found[key])}
-            row |= {"at_end": at_end(method.found[key], values), "evaluated_on": method.config.evaluate_on}
-            row |= {"metric": metric.name, "higher_is_better": metric.higher_is_better}
-            searched.append(row | {"budget": f"{method.budget} {method.unit.replace('_', ' ')}"})
-    results = SearchResults(*(pl.DataFrame(rows, infer_schema_length=None) for rows in (trials, searched)))
+            found = _format(method.found[key]) + (", an end" if at_end(method.found[key], values) else "")
+            setting = (method.label, key, format_range(values), _format(method.untuned[key]), found)
+            space.append((*setting, *counts, result, f"{method.budget} {method.unit.replace('_', ' ')}"))
+    results = SearchResults(
+        pl.DataFrame(trials, infer_schema_length=None),
+        pl.DataFrame(space, SearchResults.columns["search_space"], orient="row"),
+    )
     results.write(folder)
     write_atomically(folder / "best.yaml", yaml.safe_dump({m.name: m.found for m in methods}, sort_keys=False))
     with report_style():
@@ -521,14 +514,6 @@ def read_search(paths: Sequence[Path]) -> SearchResults | None:
     return next((one for one in found if one is not None), None)
 
 
-def _evaluation(searched: dict[str, Any]) -> str:
-    direction = "higher is better" if searched["higher_is_better"] else "lower is better"
-    return f"{searched['evaluated_on']} {searched['metric']} ({direction})"
-
-
 def _format(value: Any) -> str:
     """Return a setting or a result; numbers that are not whole with the digits that matter."""
-    try:
-        return str(value) if isinstance(value, int) else f"{float(value):.4g}"
-    except (TypeError, ValueError):
-        return "" if value is None else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
