@@ -1,0 +1,309 @@
+"""`report` against plain NumPy on the files of the runs, its page, and ranks in several comparisons."""
+
+import base64
+import csv
+import json
+import math
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import polars as pl
+import pytest
+
+from obbo_lightning import cli, plot_comparison
+from obbo_lightning.cli.report import terminal_table
+from obbo_lightning.experiments.report import Ranking, describe_runs, ranks_table, read_ranking, settings_table
+from obbo_lightning.experiments.report_data import Score, Table
+
+pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+COMMITTED = Path(__file__).parents[2] / "docs" / "experiments"
+FAST = ["--evaluation.every", "2", "--evaluation.tasks", "2", "--rounds", "5", "--algorithm.inner.steps", "2"]
+FAST += ["--problem.network.filters", "3", "--data.image_size", "16"]
+MARKET = ["--config", "market", "--rounds", "20", "--data.subset", "30", "--data.subsets", "20", "--data.horizon", "10"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs") / "runs"
+    for algorithm, seed in (("sobow", 0), ("sobow", 1), ("obbo", 0), ("obbo", 1), ("adam", 0)):
+        assert cli.main(["fit", *FAST, "--algorithm", algorithm, "--seed", str(seed), "--output", str(root)]) == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def report(runs):
+    assert cli.main(["report", str(runs), "--output", str(runs.parent / "out"), "--title", "small"]) == 0
+    return runs.parent / "out"
+
+
+def read_rows(path):
+    with path.open() as file:
+        return {row["algorithm"]: row for row in csv.DictReader(file)}
+
+
+def column(path, name):
+    with path.open() as file:
+        return np.array([float(row[name]) for row in csv.DictReader(file)])
+
+
+def by_seed(runs, algorithm):
+    """Return summary and directory of each run of an algorithm, by its seed."""
+    found = {}
+    for path in runs.glob(f"*/{algorithm}-*"):
+        summary = json.loads((path / "summary.json").read_text())
+        found[summary["seed"]] = summary, path
+    return [found[seed] for seed in sorted(found)]
+
+
+def test_the_table_is_that_of_numpy(runs, report):
+    rows = read_rows(report / "table.csv")
+    assert list(rows) == ["obbo", "sobow", "adam"]
+    for name, row in rows.items():
+        found = by_seed(runs, name)
+        metrics = [path / "metrics.csv" for _, path in found]
+        regrets = np.array([column(path, "regret/euclidean")[-1] for path in metrics])
+        prequential = np.array([column(path, "accuracy").mean() for path in metrics])
+        tests = np.array([summary["test_accuracy"] for summary, _ in found])
+        evaluations = column(metrics[0], "gradients") + column(metrics[0], "products")
+        assert (row["rounds"], row["seeds"]) == ("5", str(len(found)))
+        digits = len(row["regret"].split(" ")[0].partition(".")[2])
+        assert digits >= 4  # these regrets are small
+        assert row["test accuracy"].split(" ")[0] == f"{tests.mean():.3f}"
+        for cell, values, decimals in (
+            (row["regret"], regrets, digits),
+            (row["prequential accuracy, last 100"], prequential, 3),
+        ):
+            error = f" ± {values.std(ddof=1) / len(values) ** 0.5:.{decimals}f}" if len(values) > 1 else ""
+            assert cell == f"{values.mean():.{decimals}f}{error}"
+        assert row["gradient evaluations"] == f"{evaluations.mean():.0f}"
+
+
+def test_paired_differences_are_those_of_numpy(runs, report):
+    rows = read_rows(report / "paired.csv")
+    assert list(rows) == ["sobow", "adam"]
+    regrets = [
+        np.array([column(path / "metrics.csv", "regret/euclidean")[-1] for _, path in by_seed(runs, name)])
+        for name in ("obbo", "sobow")
+    ]
+    differences, cell = regrets[1] - regrets[0], rows["sobow"]["regret"]
+    digits = len(cell.split(" ")[0].partition(".")[2])
+    assert cell == f"{differences.mean():+.{digits}f} ± {differences.std(ddof=1) / 2**0.5:.{digits}f}"
+    assert (rows["sobow"]["pairs"], rows["adam"]["pairs"]) == ("2", "1")
+
+
+def test_every_round_of_every_run_is_in_the_data(runs, report):
+    rounds = pl.read_csv(report / "rounds.csv")
+    assert len(rounds) == 25
+    ((_, adam),) = by_seed(runs, "adam")
+    mine = rounds.filter(pl.col("label") == "adam")["hypergradient_norm"].to_numpy()
+    assert np.allclose(mine, column(adam / "metrics.csv", "hypergradient_norm"), rtol=1e-5)
+
+
+class Images(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        assert tag not in ("script", "link", "iframe")
+        if tag == "img":
+            self.found.append(dict(attributes))
+
+
+def test_the_page_stands_alone(report):
+    page, images = (report / "report.html").read_text(), Images()
+    images.feed(page)
+    assert len(images.found) == 5
+    for image in images.found:
+        kind, data = image["src"].split(",")
+        assert kind == "data:image/svg+xml;base64"
+        assert image["alt"]
+        assert ElementTree.fromstring(base64.b64decode(data)).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "http" not in page.replace("http-equiv", "")
+    for text in ("prefers-color-scheme: dark", "@media print", 'name="viewport"', "python -m obbo_lightning report"):
+        assert text in page
+    with (report / "table.csv").open() as file:
+        _, *rows = csv.reader(file)
+    assert all(f"<td>{cell}</td>" in page for row in rows for cell in row)
+
+
+def test_a_report_is_made_again_from_its_csv_files(report, tmp_path):
+    title = "<script>alert(1)</script> & a title that is much longer than any figure is wide, and goes on and on"
+    assert cli.main(["report", str(report), "--output", str(tmp_path / "again"), "--title", title]) == 0
+    assert sorted(p.name for p in (tmp_path / "again").iterdir()) == sorted(p.name for p in report.iterdir())
+    for path in (*report.glob("*.md"), *report.glob("*.csv")):
+        if path.name != "facts.csv":  # which has what it was made from
+            assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+    page = (tmp_path / "again" / "report.html").read_text()
+    assert "<script>" not in page
+    for text in ("outer step α", "regret window w_R", "higher is better", "the CSV files of an earlier report"):
+        assert text in page
+
+
+def test_the_figures_of_a_report_are_there_for_a_notebook(runs, report):
+    backend = mpl.get_backend()
+    figures = plot_comparison(runs)
+    assert {f"{name}.png" for name in figures} == {path.name for path in report.glob("*.png")}
+    assert mpl.get_backend() == backend
+    assert {"obbo", "sobow"} <= {text.get_text() for text in figures["regret"].findobj(mpl.text.Text)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "report: the following arguments are required: DIR"),
+        (["nowhere"], "report needs directories, got 'nowhere'"),
+        (["{empty}"], "report needs finished runs, and found none in"),
+        (["{runs}", "--output"], "report: argument --output: expected one argument"),
+        (["{runs}", "--format", "x"], "report: unrecognized arguments: --format x"),
+        (["{runs}", "--reference", "oagd"], "--reference must be one of obbo; sobow; adam, got 'oagd'"),
+        (["{runs}", "--event", "AMD 2021-11-08"], "--event needs market runs with their prices"),
+        (["{runs}", "--output", "{file}"], "--output must be a folder that can be made"),
+        (["{runs}", "--output", "{run}"], "--output must not be a run directory"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(arguments, message, runs, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    places = {"empty": tmp_path / "empty", "runs": runs, "file": tmp_path / "file", "run": by_seed(runs, "adam")[0][1]}
+    assert cli.main(["report", *(a.format(**places) for a in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_report_beside_its_runs_sees_new_ones_and_names_those_left_out(runs, tmp_path, capsys):
+    shutil.copytree(runs, tmp_path / "runs")
+    (adam,) = (tmp_path / "runs").glob("*/adam-*")
+    shutil.move(adam / "summary.json", tmp_path)
+    assert cli.main(["report", str(tmp_path / "runs")]) == 1
+    assert capsys.readouterr().err == f"obbo: {adam} is left out: it is not finished\n"
+    report = tmp_path / "runs" / "report"
+    assert f"{adam} is left out" in (report / "report.html").read_text()
+    assert "adam" not in (report / "table.md").read_text()
+    shutil.move(tmp_path / "summary.json", adam)
+    assert cli.main(["report", str(tmp_path / "runs")]) == 0
+    assert "adam" in (report / "table.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def market(tmp_path_factory):
+    root = tmp_path_factory.mktemp("market")
+    for algorithm, window in (("sobow", "3"), ("obbo", "3"), ("obbo", "1"), ("adam", None)):
+        flags = ["--algorithm", algorithm] + (["--algorithm.window", window] if window else [])
+        assert cli.main(["fit", *MARKET, *flags, "--output", str(root / "runs")]) == 0
+    event = ["--event", "SIM003 2021-01-06"]
+    assert cli.main(["report", str(root / "runs"), "--output", str(root / "out"), *event]) == 0
+    return root
+
+
+def test_the_market_table_is_that_of_numpy(market):
+    rows = read_rows(market / "out" / "table.csv")
+    assert list(rows) == ["obbo, window = 1", "obbo, window = 3", "sobow", "adam", "last value"]
+    (mine,) = [p for p in (market / "runs").glob("*/obbo-*") if "window: 1\n" in (p / "config.yaml").read_text()]
+    (theirs,) = (market / "runs").glob("*/sobow-*")
+    errors, others = (column(p / "events.csv", "test_mse") for p in (mine, theirs))
+    row, median = rows["obbo, window = 1"], np.median(errors)
+    assert row["mean"] == f"{errors.mean():.4f}"
+    assert row["standard error"] == ""  # of one day
+    assert row["median"] == f"{median:.4f}"
+    assert row["median abs. deviation"] == f"{np.median(np.abs(errors - median)):.4f}"
+    assert rows["sobow"]["median regret"] == f"{np.median(column(theirs / 'events.csv', 'regret')):.3f}"
+    assert rows["last value"]["mean"] == f"{column(mine / 'events.csv', 'naive_mse').mean():.4f}"
+    pairs = read_rows(market / "out" / "paired.csv")["sobow"]
+    assert pairs["events larger / smaller"] == f"{(others > errors).sum()} / {(others < errors).sum()}"
+    difference, _, error = pairs["difference of the mean squared error"].partition(" ± ")
+    assert float(difference) == pytest.approx((others - errors).mean(), abs=6e-5)
+    assert error == ""
+
+
+def test_a_market_report_has_its_figures_and_is_made_again(market, tmp_path):
+    names = {p.name for p in (market / "out").iterdir()}
+    figures = {"regret", "gradient_norms", "forecast_errors", "SIM003_subsets", "SIM003_forecasts"}
+    files = {f"{name}.{kind}" for name in figures for kind in ("png", "svg")}
+    files |= {f"{name}.{kind}" for name in ("table", "paired", "settings") for kind in ("md", "csv", "tex")}
+    assert files | {"events.csv", "regret.csv", "facts.csv", "report.html"} == names
+    assert cli.main(["report", str(market / "out"), "--output", str(tmp_path)]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {n for n in names if not n.startswith("SIM003")}  # needs its prices
+    for name in ("table.md", "paired.md", "events.csv", "regret.csv"):
+        assert (tmp_path / name).read_bytes() == (market / "out" / name).read_bytes()
+
+
+def test_another_reference_is_compared_with_the_others(market, tmp_path):
+    reference = ["--reference", "obbo, window = 3"]
+    assert cli.main(["report", str(market / "runs"), "--output", str(tmp_path), *reference]) == 0
+    assert (tmp_path / "table.md").read_text().splitlines()[2].startswith("| obbo, window = 3 |")
+    assert "obbo, window = 3" not in read_rows(tmp_path / "paired.csv")
+
+
+def test_an_unknown_event_is_refused(market, tmp_path, capsys):
+    flags = ["--output", str(tmp_path), "--event", "AMD 2021-11-08"]
+    assert cli.main(["report", str(market / "runs"), *flags]) == 2
+    assert "--event must be one of the 40 events, got AMD 2021-11-08" in capsys.readouterr().err
+
+
+def test_facts_are_what_all_runs_share_without_folders(make_run):
+    runs = [make_run("obbo", seed, data={"path": "/home/me/data.npz"}) for seed in (0, 1)]
+    facts = dict(describe_runs(["obbo"], runs, repeated=1))
+    assert facts["data"] == "quadratic, condition_number = 10.0, path = data.npz"
+    assert (facts["seeds"], facts["rounds T"], facts["runs"]) == ("0, 1", "4", "2")
+    assert facts["not counted"] == "1 whose seed changed nothing: no errors over seeds"
+    assert "not counted" not in dict(describe_runs(["obbo"], runs))
+    table = settings_table(runs)
+    assert (table.columns, table.rows) == (["algorithm", "outer step α"], [["obbo", "0.1"]])
+
+
+def test_a_table_that_is_too_wide_for_a_terminal_is_transposed():
+    table = Table("table", "Caption.", ["algorithm", "regret", "accuracy"], [["obbo", "1.0", "0.5"]])
+    wide, narrow = terminal_table(table, 80), terminal_table(table, 20)
+    assert [column.header for column in wide.columns] == ["algorithm", "regret", "accuracy"]
+    assert [column.header for column in narrow.columns] == ["algorithm", "obbo"]
+    assert [list(column.cells) for column in narrow.columns] == [["regret", "accuracy"], ["1.0", "0.5"]]
+    assert (wide.caption, terminal_table(table._replace(name="paired"), 80).caption) == (None, "Caption.")
+
+
+def test_ranks_follow_the_direction_and_what_is_not_finite_is_last():
+    scores = {"a": Score(0.5, 0.01), "b": Score(0.7, 0.02), "c": Score(math.nan, None), "d": Score(0.7, 0.02)}
+    assert Ranking("x", "", True, scores).ranks == {"b": 1, "d": 1, "a": 3, "c": 4}
+    assert Ranking("x", "", False, scores).ranks == {"a": 1, "b": 2, "d": 2, "c": 4}
+
+
+def test_those_within_two_standard_errors_of_the_difference_are_not_told_from_the_first():
+    scores = {"first": Score(1.0, 0.3), "near": Score(1.99, 0.4), "far": Score(2.01, 0.4), "alone": Score(1.1, None)}
+    assert Ranking("x", "", False, scores).not_told_apart == {"first", "near"}  # 2 √(0.3² + 0.4²) = 1
+    assert Ranking("x", "", False, {"first": Score(1.0, None), "near": Score(1.0, 0.4)}).not_told_apart == {"first"}
+
+
+def test_methods_of_all_comparisons_come_first_in_the_order_of_their_mean_rank():
+    one = Ranking("one", "", True, {"adam": Score(0.9, 0.01), "obbo": Score(0.8, 0.01), "sgdm": Score(0.95, None)})
+    two = Ranking("two", "", False, {"adam": Score(0.5, 0.2), "obbo": Score(0.1, 0.01)})
+    table = ranks_table([one, two])
+    assert table.columns == ["method", "one", "two", "mean rank"]
+    assert table.rows == [
+        ["obbo", "0.800 ± 0.010 (3)", "• 0.100 ± 0.010 (1)", "2.0"],
+        ["adam", "0.900 ± 0.010 (2)", "• 0.500 ± 0.200 (2)", "2.0"],
+        ["sgdm", "• 0.950 (1)", "", "1.0 (in 1)"],
+    ]
+
+
+def test_ranks_of_two_reports_are_a_page_and_folders_of_the_same_name_are_refused(tmp_path, monkeypatch, capsys):
+    scores = pl.read_csv(COMMITTED / "default" / "runs.csv").filter(pl.col("label") == "adam")["test"].to_numpy()
+    found = read_ranking("default", COMMITTED / "default")
+    assert found.scores["adam"] == pytest.approx((scores.mean(), scores.std(ddof=1) / len(scores) ** 0.5))
+    assert found.higher
+    monkeypatch.chdir(tmp_path)
+    command, folder = ["report", "--by_folder"], str(COMMITTED / "default")
+    assert cli.main([*command, folder, str(COMMITTED / "fc100"), "--title", "All <of> them"]) == 0
+    page = (tmp_path / "ranks" / "report.html").read_text()
+    assert "All &lt;of&gt; them" in page
+    assert "accuracy on test tasks; higher is better" in page
+    assert (tmp_path / "ranks" / "ranks.png").stat().st_size > 10_000
+    capsys.readouterr()
+    assert cli.main([*command, folder, folder]) == 2
+    assert "--by_folder needs folders of different names, got default, default" in capsys.readouterr().err
+    assert cli.main([*command, str(COMMITTED / "quadratic")]) == 2
+    assert "needs comparisons of methods, got one of rates" in capsys.readouterr().err
