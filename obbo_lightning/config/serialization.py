@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from obbo_lightning.config.class_lookup import import_class, qualified_name
+from obbo_lightning.config.registry import import_class, qualified_name
 from obbo_lightning.core.configurable import Configurable
 
 Config = Any  # numbers, words, tensors, lists and mappings of them: what torch.load(weights_only=True) reads

@@ -9,10 +9,7 @@ import polars as pl
 import yaml
 
 from obbo_lightning.config.build import build_stream
-from obbo_lightning.config.files import Config, ConfigError
-from obbo_lightning.config.flags import nested
-from obbo_lightning.config.layers import overlay
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import Config, ConfigError, complete_config, nested, overlay
 from obbo_lightning.experiments.compare import Failure, prepare
 from obbo_lightning.experiments.grid import Cell, Grid
 from obbo_lightning.experiments.names import unused

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.config.build import build_problem, build_stream
-from obbo_lightning.config.layers import component_class
+from obbo_lightning.config.parse import complete_config, component_class
 from obbo_lightning.config.registry import untrusted_source
-from obbo_lightning.config.schema import complete_config
 from obbo_lightning.inference.predictions import Predictions
 from obbo_lightning.problems.forgetting import Forgetting
 from obbo_lightning.runs.checkpoints import read_checkpoint

@@ -14,7 +14,7 @@ from platform import python_version
 from typing import Any, NamedTuple
 
 from obbo_lightning import __version__
-from obbo_lightning.config.files import Config, ConfigError
+from obbo_lightning.config.parse import Config, ConfigError
 from obbo_lightning.core.problem import Task
 from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, read_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, read_config, summary_text, write_atomically

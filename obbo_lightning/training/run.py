@@ -13,8 +13,7 @@ import polars as pl
 from torch import Tensor
 
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
-from obbo_lightning.config.files import Config
-from obbo_lightning.config.trainer import with_chosen_trainer
+from obbo_lightning.config.parse import Config
 from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least
@@ -185,7 +184,7 @@ def _train(
     console: PlainConsole,
 ) -> tuple[RunWriter, Any]:
     module, data, stream, validation = components
-    writer = RunWriter(run, with_chosen_trainer(config), stream, data, validation, status)
+    writer = RunWriter(run, config, stream, data, validation, status)
     silent = config["trainer"].get("enable_progress_bar") is False
     progress = [] if silent else [RoundProgress(stream.metric.name, console)]
     trainer = make_trainer(config, [*callbacks, *progress, writer], root=run.path)

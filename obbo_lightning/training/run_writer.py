@@ -15,7 +15,7 @@ import yaml
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
-from obbo_lightning.config.files import Config
+from obbo_lightning.config.parse import Config
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.round import Round

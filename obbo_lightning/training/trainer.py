@@ -11,9 +11,8 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint
 
-from obbo_lightning.config.files import Config
+from obbo_lightning.config.parse import Config, callback_entries
 from obbo_lightning.config.registry import find_component
-from obbo_lightning.config.trainer import callback_entries
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.distributed import require_strategy
 from obbo_lightning.training.module import OnlineBilevelModule

@@ -11,7 +11,7 @@ from obbo_lightning.cli.schema import comparison_schema
 
 from obbo_lightning import cli
 from obbo_lightning.cli.flags import COMMANDS, Flags
-from obbo_lightning.config.files import ConfigError
+from obbo_lightning.config.parse import ConfigError
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.tune_request import read_tune
 

@@ -1,9 +1,7 @@
 import lightning as L
 import pytest
 
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
-from obbo_lightning.config.trainer import callback_entries
+from obbo_lightning.config.parse import callback_entries, complete_config, parse_arguments
 from obbo_lightning.training.trainer import make_trainer
 
 MINE = """

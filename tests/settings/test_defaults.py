@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
+from obbo_lightning.config.parse import complete_config
 from obbo_lightning.config.registry import find_component
-from obbo_lightning.config.schema import complete_config
 from obbo_lightning.streams import fc100
 from obbo_lightning.streams.few_shot.learn2learn import LearnToLearnStream
 from obbo_lightning.streams.few_shot.stream import FewShotStream

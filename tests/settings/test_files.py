@@ -1,10 +1,16 @@
 import pytest
 
 from obbo_lightning.config import files
-from obbo_lightning.config.files import ConfigError, find_config, read_yaml, shipped
-from obbo_lightning.config.flags import read_flags
-from obbo_lightning.config.layers import merge, parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import (
+    ConfigError,
+    complete_config,
+    find_config,
+    merge,
+    parse_arguments,
+    read_flags,
+    read_yaml,
+    shipped,
+)
 
 MINE = """
 from obbo_lightning.geometry import Euclidean

@@ -9,11 +9,18 @@ from jsonargparse import Namespace
 from obbo_lightning import OnlineBilevelModule
 from obbo_lightning.config import build as building
 from obbo_lightning.config.build import build_algorithm, build_stream
-from obbo_lightning.config.files import ConfigError, as_written
-from obbo_lightning.config.flags import nested, read_flags
-from obbo_lightning.config.layers import has_groups, merge, overlay
-from obbo_lightning.config.schema import _plain, complete_config
-from obbo_lightning.config.trainer import with_chosen_trainer
+from obbo_lightning.config.parse import (
+    ConfigError,
+    _plain,
+    as_written,
+    complete_config,
+    has_groups,
+    merge,
+    nested,
+    overlay,
+    read_flags,
+    with_chosen_trainer,
+)
 
 BASE = {
     "algorithm": {"name": "obbo", "lr": 0.1, "window": 7, "geometry": "euclidean", "inner": {"steps": 3}},

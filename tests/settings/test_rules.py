@@ -7,11 +7,23 @@ import yaml
 
 from obbo_lightning import OBBO
 from obbo_lightning.config.build import _refusing_with_prefix, build_algorithm, build_problem, build_stream
-from obbo_lightning.config.files import ConfigError, as_written, read_yaml
-from obbo_lightning.config.flags import read_flags
-from obbo_lightning.config.layers import component_class, merge, overlay, parse_arguments, section
-from obbo_lightning.config.schema import _leaves, _plain, check, complete_config
-from obbo_lightning.config.trainer import SET_BY_THE_RUN, callback_entries
+from obbo_lightning.config.parse import (
+    SET_BY_THE_RUN,
+    ConfigError,
+    _leaves,
+    _plain,
+    as_written,
+    callback_entries,
+    check,
+    complete_config,
+    component_class,
+    merge,
+    overlay,
+    parse_arguments,
+    read_flags,
+    read_yaml,
+    section,
+)
 
 
 @pytest.mark.parametrize(

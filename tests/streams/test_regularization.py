@@ -9,8 +9,7 @@ from torch.nn import functional
 from toy import SIX
 
 from obbo_lightning import cli, online
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.streams.labelled.examples import Labelled
 from obbo_lightning.streams.labelled.regularization import FIXED, RegularizationStream
 from obbo_lightning.testing import check_stream
