@@ -562,10 +562,11 @@ def _unknown_key(one: _Section, key: str, value: Any, sections: Sequence[_Sectio
         return f"{dotted} cannot be set, got {value!r}: it follows from the tasks"
     own = list(_defaults(one.path, one.cls, one.skip))
     known = [s.key(name) for s in sections for name in _defaults(s.path, s.cls, s.skip)]
-    near = get_close_matches(dotted, map(one.key, own), n=1, cutoff=0.75) or get_close_matches(dotted, known, n=1)
-    inside = [k for k in known if k.startswith(f"{one.path}.") and k.endswith(f".{key}")]
-    if near or inside:
-        hint = f"did you mean {(near or inside)[0]!r}?"
+    near = [k for k in known if k.startswith(f"{one.path}.") and k.endswith(f".{key}")]
+    near += map(one.key, get_close_matches(key, own, n=1))
+    near += get_close_matches(dotted, known, n=1, cutoff=0.85)
+    if near:
+        hint = f"did you mean {near[0]!r}?"
     else:
         hint = (
             f"{one.path or 'the top level'} takes {', '.join(own if one.path else [*own, *TOP_SECTIONS]) or 'no keys'}"

@@ -45,7 +45,7 @@ def make_trainer(
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     given = {k: v for k, v in config["trainer"].items() if v is not None}
-    users = [] if evaluating else [_make_callback(entry) for entry in callback_entries(config)]
+    users = [] if evaluating else [_make_callback(entry) for entry in callback_entries(config["trainer"])]
     plugins = given.get("plugins") or []
     # RunWriter evaluates rounds before they are saved; Lightning validates as well only where asked to.
     validation = {"val_check_interval", "limit_val_batches"} & set(given)

@@ -1,19 +1,18 @@
-"""What is used where nobody says anything: the paper's and the papers' numbers, in one table."""
+"""Defaults of components: the numbers of the papers, in one table."""
 
 import inspect
 
 import pytest
 
-from obbo_lightning.config.parse import complete_config
 from obbo_lightning.config.registry import find_component
-from obbo_lightning.streams import fc100
+from obbo_lightning.streams.few_shot import fc100
 from obbo_lightning.streams.few_shot.learn2learn import LearnToLearnStream
 from obbo_lightning.streams.few_shot.stream import FewShotStream
 from obbo_lightning.streams.quadratic import QuadraticTasks
 
 FEW_SHOT = {"ways": 5, "shots": 5, "queries": 5, "order": "iid", "period": 1000, "seed": 0}
 OWN = {"ratios": [0.6, 0.2, 0.2], "train_classes": None, "validation_classes": None, "test_classes": None}
-STEP = {"lr": None, "clip": None, "scale": 0.3, "blocks": None}
+STEP = {"lr": None, "clip": None, "scale": 0.3, "groups": None}
 DEFAULTS = {
     ("algorithm", "obbo"): {**STEP, "window": 10},
     ("algorithm", "sobbo"): {**STEP, "window": 10},
@@ -63,11 +62,11 @@ def defaults_of(cls, names):
 
 
 @pytest.mark.parametrize("name", DEFAULTS, ids="-".join)
-def test_a_part_has_its_usual_settings(name):
+def test_component_has_its_defaults(name):
     assert defaults_of(find_component(*name), DEFAULTS[name]) == DEFAULTS[name]
 
 
-def test_fc100_is_the_one_of_the_paper():
+def test_fc100_has_the_classes_of_the_paper():
     assert fc100.MEAN == (0.507, 0.487, 0.441)
     assert fc100.DEVIATION == (0.267, 0.256, 0.276)
     assert {split: sorted(kinds) for split, kinds in fc100.SUPERCLASSES.items()} == {
@@ -75,22 +74,10 @@ def test_fc100_is_the_one_of_the_paper():
     }  # fmt: skip
 
 
-def test_streams_are_as_long_as_they_say():
+def test_streams_have_their_lengths():
     assert FewShotStream.LENGTHS == {"train": 20_000, "validation": 600, "test": 600}
     assert defaults_of(LearnToLearnStream, ["lengths", "seed"]) == {"lengths": (20_000, 600, 600), "seed": 0}
     usual = {"rounds": 300, "lanes": 1, "drift": 1.0, "noise": 0.0, "radius": 10.0, "seed": 0}
     assert defaults_of(QuadraticTasks, usual) == usual
     stream = find_component("data", "quadratic")()
     assert [len(tasks) for tasks in (stream.train, stream.validation, stream.test)] == [1_000_000, 600, 600]
-
-
-def test_a_run_has_its_usual_settings():
-    found = complete_config({"algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}, "experiment": "x"})
-    usual = {"seed": 0, "rounds": 100, "tasks_per_round": 1, "several_tasks": "auto", "output": "runs", "logger": "csv"}
-    usual |= {"regret_window": 10, "on_nonfinite": "raise", "workers": 0, "threads": "auto"}
-    usual |= {
-        "evaluation": {"every": 50, "tasks": 100, "split": "test", "baselines": True},
-        "checkpoint": {"every": 25},
-    }
-    usual |= {"wandb": {"project": None, "name": None, "group": None, "tags": []}}
-    assert {key: found[key] for key in usual} == usual
