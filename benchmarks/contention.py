@@ -1,4 +1,4 @@
-"""What other work on the same cores costs a run: python -m benchmarks.beside [--turns N] [--rounds N].
+"""What other work on the same cores costs a run: python -m benchmarks.contention [--turns N] [--rounds N].
 
 `fit` of the default alone, and beside one busy process for each core; with spinning bounded as `obbo` does it, and as
 libgomp would spin by itself. They take turns; medians of a round's seconds are compared, and the bits must be the same.
