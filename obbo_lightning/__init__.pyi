@@ -31,8 +31,7 @@ from .problems.forgetting import Forgetting as Forgetting
 from .problems.module import ModuleProblem as ModuleProblem
 from .problems.quadratic import Quadratic as Quadratic
 from .problems.spline import SmoothingSpline as SmoothingSpline
-from .streams.stream import Metric as Metric, Stream as Stream
-from .streams.tasks import Tasks as Tasks
+from .streams.stream import Metric as Metric, Stream as Stream, Tasks as Tasks
 from .training.checkpoints import ExactCheckpoints as ExactCheckpoints
 from .training.datamodule import StreamDataModule as StreamDataModule
 from .training.module import OnlineBilevelModule as OnlineBilevelModule

@@ -11,8 +11,14 @@ from obbo_lightning.escaping import escape_mathtext, escape_table
 from obbo_lightning.inference.inputs import ExampleInputs, ImageInputs, Inputs
 from obbo_lightning.inference.model import AdaptedClassifier
 from obbo_lightning.runs.directory import replacing, write_atomically
-from obbo_lightning.streams.few_shot.images import SUFFIXES, read_image, read_images
-from obbo_lightning.streams.few_shot.vectors import read_features
+from obbo_lightning.streams.readers import (
+    class_folders,
+    find_images,
+    read_examples,
+    read_image,
+    read_images,
+    require_file,
+)
 
 SHOWN = 20  # queries in the figure
 
@@ -36,8 +42,8 @@ class ExampleSet(NamedTuple):
 def read_support(path: Path, inputs: Inputs) -> ExampleSet:
     """Read a folder with a folder of images for each class, or a file with labels."""
     if isinstance(inputs, ImageInputs) and path.is_dir():
-        folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
-        found = _read_files(path, [file for folder in folders for file in _find_images(folder)], inputs)
+        files = [file for folder in class_folders(path) for file in find_images(folder)]
+        found = _read_files(path, files, inputs)
     else:
         found = _read_rows("--support", path, inputs)
     if found.labels is None:
@@ -51,7 +57,7 @@ def read_support(path: Path, inputs: Inputs) -> ExampleSet:
 def read_query(path: Path, inputs: Inputs, classes: set[str]) -> ExampleSet:
     """Read a folder of images or a file; images have labels if they are in folders with the names of ``classes``."""
     if isinstance(inputs, ImageInputs) and path.is_dir():
-        found = _read_files(path, _find_images(path), inputs)
+        found = _read_files(path, find_images(path), inputs)
         if not classes & set(found.labels or []):
             return found._replace(labels=None)
     else:
@@ -60,15 +66,6 @@ def read_query(path: Path, inputs: Inputs, classes: set[str]) -> ExampleSet:
         if label not in classes:
             known = ", ".join(sorted(classes))
             raise ValueError(f"{path} must have examples of the classes {known}, got {label!r} for {found.unit} {name}")
-    return found
-
-
-def _find_images(folder: Path) -> list[Path]:
-    """Return the images below a folder, hidden files and folders left out."""
-    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES and file.is_file()]
-    found = [file for file in files if not any(name.startswith(".") for name in file.relative_to(folder).parts)]
-    if not found:
-        raise ValueError(f"{folder} must hold images ({', '.join(sorted(SUFFIXES))}), and has none")
     return found
 
 
@@ -84,11 +81,10 @@ def _read_rows(key: str, path: Path, inputs: Inputs) -> ExampleSet:
     examples: NDArray[np.generic]
     labels: NDArray[np.generic] | None
     if isinstance(inputs, ImageInputs):
-        if path.suffix.lower() != ".npz" or not path.is_file():
-            raise ValueError(f"{key} must be a folder of images or an npz file that exists, got {str(path)!r}")
+        require_file(key, path, "a folder of images or an npz file", (".npz",))
         examples, labels = read_images(path)
     elif isinstance(inputs, ExampleInputs):
-        examples, labels = read_features(path, inputs.label, key, inputs.columns)
+        examples, labels, _ = read_examples(path, inputs.label, key, inputs.columns)
         if list(examples.shape[1:]) != list(inputs.shape):
             raise ValueError(f"{path} must hold examples of shape {list(inputs.shape)}, got {list(examples.shape[1:])}")
     else:

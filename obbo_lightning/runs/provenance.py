@@ -19,9 +19,8 @@ from obbo_lightning.core.problem import Task
 from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, read_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, read_config, summary_text, write_atomically
 from obbo_lightning.runs.table import RoundTable, TableMark, require_rows, restore_rows, restore_timings
-from obbo_lightning.streams.fingerprints import compare
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.fingerprints import describe_changes
+from obbo_lightning.streams.stream import Stream, has_random_access
 
 FORMAT = 2
 # Keys that may change when a run is continued; all others decide its results.
@@ -288,7 +287,7 @@ def require_same_data(
     if not rounds or not run.fingerprints.is_file():
         return
     now = stream.source_digests()
-    differences = compare(known, now) if known else ""
+    differences = describe_changes(known, now) if known else ""
     if not (changed or differences or (now and not known)):
         return
     tasks = _past_tasks(stream)

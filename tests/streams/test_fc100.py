@@ -11,7 +11,7 @@ import torch
 from toy import SIX
 
 from obbo_lightning import cli
-from obbo_lightning.streams import fc100
+from obbo_lightning.streams.few_shot import fc100
 from obbo_lightning.training.datamodule import StreamDataModule
 
 CONFIG = Path(__file__).parents[2] / "configs" / "fc100.yaml"

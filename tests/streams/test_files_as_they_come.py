@@ -13,7 +13,8 @@ from PIL import Image
 
 from obbo_lightning import Stream
 from obbo_lightning.networks import CNN4
-from obbo_lightning.streams import arrivals, fc100
+from obbo_lightning.streams.arriving import arrivals
+from obbo_lightning.streams.few_shot import fc100
 from obbo_lightning.streams.arriving.arrivals import Folder, LinesOfAFile, StandardInput
 from obbo_lightning.streams.arriving.follow import FollowStream
 from obbo_lightning.streams.arriving.task_files import (

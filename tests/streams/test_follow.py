@@ -18,7 +18,7 @@ import torch
 from processes import Forked
 
 from obbo_lightning import cli
-from obbo_lightning.streams import arrivals, follow
+from obbo_lightning.streams.arriving import arrivals, follow
 from obbo_lightning.streams.arriving.follow import Following, FollowStream
 from obbo_lightning.streams.arriving.task_files import DamagedTaskError
 from obbo_lightning.training import run as runs
