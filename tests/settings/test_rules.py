@@ -151,7 +151,7 @@ def test_parts_are_made_with_the_settings_of_the_run():
     words = ["--algorithm.lr", "0.3", "--algorithm.window", "4", "--algorithm.inner.steps", "9", "--seed", "8"]
     settings = complete_config(parse_arguments([*words, "--data.ways", "3", "--problem.network.filters", "2"])[0])
     algorithm, stream = build_algorithm(settings), build_stream(settings)
-    assert (algorithm.inner.steps, stream.train.seed, stream.train.drawing.ways) == (9, (8, "train"), 3)
+    assert (algorithm.inner.steps, stream.train.seed, stream.train.ways) == (9, (8, "train"), 3)
     problem = build_problem(settings, stream)
     assert problem.network.template.linear.out_features == 3
     assert problem.network.template.blocks[0][0].out_channels == 2
