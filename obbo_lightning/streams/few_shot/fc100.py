@@ -90,10 +90,10 @@ def _read_npz(path: Path) -> Cifar100:
     missing = [name for name in FIELDS if name not in found]
     if missing:
         raise ValueError(f"{path} must hold {', '.join(FIELDS)}, and has no {', '.join(missing)}")
-    return _checked(Cifar100(**found), path)
+    return _require_cifar100(Cifar100(**found), path)
 
 
-def _checked(data: Cifar100, path: Path) -> Cifar100:
+def _require_cifar100(data: Cifar100, path: Path) -> Cifar100:
     if data.images.dtype != np.uint8 or data.images.ndim != 4 or data.images.shape[1:] != (32, 32, 3):
         raise ValueError(
             f"{path}: images must be uint8 [n, 32, 32, 3], got {data.images.dtype} {list(data.images.shape)}"
@@ -143,14 +143,14 @@ def _read_pickles(root: Path) -> Cifar100:
     for name, md5 in (*CIFAR100.train_list, *CIFAR100.test_list, (meta["filename"], meta["md5"])):
         if not check_integrity(folder / name, md5):
             raise ValueError(f"{folder / name} is missing or damaged (its MD5 is not {md5}); delete the folder")
-    parts = [_unpickle(folder / name) for name in ("train", "test")]
+    files = [_unpickle(folder / name) for name in ("train", "test")]
     names = _unpickle(folder / "meta")
-    counts = [len(part["fine_labels"]) for part in parts]
-    return _checked(
+    counts = [len(file["fine_labels"]) for file in files]
+    return _require_cifar100(
         Cifar100(
-            np.concatenate([p["data"] for p in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy(),
-            np.concatenate([p["fine_labels"] for p in parts]).astype(np.uint8),
-            np.concatenate([p["coarse_labels"] for p in parts]).astype(np.uint8),
+            np.concatenate([file["data"] for file in files]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy(),
+            np.concatenate([file["fine_labels"] for file in files]).astype(np.uint8),
+            np.concatenate([file["coarse_labels"] for file in files]).astype(np.uint8),
             np.repeat(np.array([0, 1], dtype=np.uint8), counts),
             np.array(names["fine_label_names"]),
             np.array(names["coarse_label_names"]),

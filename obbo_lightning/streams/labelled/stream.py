@@ -195,7 +195,7 @@ class LabelledStream(Stream):
         return {"examples": self.data.digest()}
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Return a random generator for one purpose."""
+        """Return a random generator for one purpose; the words decide the numbers, so they never change."""
         return torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
 
 
