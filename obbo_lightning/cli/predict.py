@@ -13,10 +13,10 @@ from obbo_lightning.inference.predictions import (
     Predictions,
     draw_predictions,
     predict_classes,
+    predict_with_run,
     read_query,
     read_support,
 )
-from obbo_lightning.inference.tabular import predict_with_run
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory
 

@@ -133,7 +133,7 @@ KINDS = {
             "examples": "streams.few_shot.vectors.ExampleStream",
             "market": "streams.market.stream.MarketStream",
             "quadratic": "streams.quadratic.QuadraticStream",
-            "follow": "streams.arriving.follow.FollowStream",
+            "follow": "streams.arriving.FollowStream",
             "sources": "streams.labelled.sources.SourcesStream",
             "forgetting": "streams.tabular.forgetting.ForgettingStream",
             "imbalance": "streams.labelled.imbalance.ImbalanceStream",
@@ -386,7 +386,7 @@ def _import_file(file: Path, name: str, key: str) -> ModuleType:
     if not file.is_file():
         raise ValueError(f"{key} must be a class in a file that exists, got {name!r}")
     content = file.read_bytes()
-    for module in list(sys.modules.values()):
+    for module in list(sys.modules.copy().values()):
         if getattr(module, "__file__", None) == str(file) and getattr(module, "__obbo_content__", content) == content:
             module.__obbo_content__ = content  # type: ignore[attr-defined]
             return module  # also a script that names its own classes

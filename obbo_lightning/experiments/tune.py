@@ -19,8 +19,7 @@ from obbo_lightning.experiments.slurm import JOB
 from obbo_lightning.experiments.tune_request import Range, Request
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.runs.status import RunStatus
-from obbo_lightning.streams.stream import Metric, Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.stream import Metric, Stream, has_random_access
 from obbo_lightning.training.run import build
 
 Play = Callable[[Sequence[Cell], Sequence[RunDirectory]], list[Failure]]

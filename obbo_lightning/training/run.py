@@ -31,9 +31,8 @@ from obbo_lightning.runs.summary import (
     summarise_lanes,
     summarise_validation,
 )
-from obbo_lightning.streams.arriving.task_files import DamagedTaskError
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.arriving import DamagedTaskError
+from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.threads import take_threads
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.datamodule import StreamDataModule

@@ -27,8 +27,7 @@ from obbo_lightning.runs.provenance import Provenance
 from obbo_lightning.runs.status import RunStatus
 from obbo_lightning.runs.table import TIMING_COLUMNS, RoundTable
 from obbo_lightning.streams.fingerprints import fingerprint_of
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.evaluation import Scores, evaluate_tasks

@@ -11,7 +11,7 @@ from obbo_lightning.streams.few_shot.stream import FewShotStream
 from obbo_lightning.streams.quadratic import QuadraticTasks
 
 FEW_SHOT = {"ways": 5, "shots": 5, "queries": 5, "order": "iid", "period": 1000, "seed": 0}
-OWN = {"ratios": [0.6, 0.2, 0.2], "train_classes": None, "validation_classes": None, "test_classes": None}
+OWN = {"ratios": (0.6, 0.2, 0.2), "train_classes": None, "validation_classes": None, "test_classes": None}
 STEP = {"lr": None, "clip": None, "scale": 0.3, "groups": None}
 DEFAULTS = {
     ("algorithm", "obbo"): {**STEP, "window": 10},
@@ -67,8 +67,8 @@ def test_component_has_its_defaults(name):
 
 
 def test_fc100_has_the_classes_of_the_paper():
-    assert fc100.MEAN == (0.507, 0.487, 0.441)
-    assert fc100.DEVIATION == (0.267, 0.256, 0.276)
+    assert fc100.SCALER.mean == (0.507, 0.487, 0.441)
+    assert fc100.SCALER.deviation == (0.267, 0.256, 0.276)
     assert {split: sorted(kinds) for split, kinds in fc100.SUPERCLASSES.items()} == {
         "train": [1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19], "validation": [8, 11, 13, 16], "test": [0, 7, 12, 14],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""FC100 on small files of the real formats; the real data where they are."""
+"""FC100 on small files of the real formats, and on the real data if they are there."""
 
 import json
 import os
@@ -10,19 +10,16 @@ import pytest
 import torch
 from toy import SIX
 
-from obbo_lightning import cli
-from obbo_lightning.streams import fc100
-from obbo_lightning.training.datamodule import StreamDataModule
+from obbo_lightning.streams.few_shot import fc100
 
-CONFIG = Path(__file__).parents[2] / "configs" / "fc100.yaml"
-REAL = Path(__file__).parents[3] / "shared" / "data"
+REAL = Path(__file__).parents[4] / "shared" / "data"
 COARSE = np.repeat(np.arange(20), 5)  # class c belongs to superclass c // 5 in the small files
 
 
-def small_data(images_a_class=12):
+def small_data(per_class=12):
     rng = np.random.default_rng(0)
-    fine = np.repeat(np.arange(100), images_a_class).astype(np.uint8)
-    is_test = np.tile((np.arange(images_a_class) >= images_a_class - 2).astype(np.uint8), 100)
+    fine = np.repeat(np.arange(100), per_class).astype(np.uint8)
+    is_test = np.tile((np.arange(per_class) >= per_class - 2).astype(np.uint8), 100)
     return fc100.Cifar100(
         rng.integers(0, 256, (len(fine), 32, 32, 3), dtype=np.uint8),
         fine,
@@ -34,16 +31,22 @@ def small_data(images_a_class=12):
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def data(monkeypatch):
+    """Small data with their checksum."""
     data = small_data()
     monkeypatch.setattr(fc100, "CHECKSUM", fc100.checksum(data))
+    fc100.load_cifar100.cache_clear()
+    yield data
+    fc100.load_cifar100.cache_clear()
+
+
+@pytest.fixture
+def root(data, tmp_path):
     np.savez_compressed(tmp_path / "cifar100.npz", **data._asdict())
-    fc100.load_cifar100.cache_clear()
-    yield tmp_path
-    fc100.load_cifar100.cache_clear()
+    return tmp_path
 
 
-def test_the_split_is_fc100s_and_does_not_overlap(root):
+def test_splits_are_those_of_fc100_and_do_not_overlap(root):
     stream = fc100.FC100Stream(str(root))
     classes = {name: getattr(stream, name).classes.tolist() for name in ("train", "validation", "test")}
     assert [len(c) for c in classes.values()] == [60, 20, 20]
@@ -53,12 +56,12 @@ def test_the_split_is_fc100s_and_does_not_overlap(root):
     assert [len(getattr(stream, name)) for name in classes] == [20_000, 600, 600]
 
 
-def test_the_images_of_a_task_are_distinct_and_belong_to_their_classes(root):
+def test_images_of_a_task_are_distinct_and_belong_to_their_classes(root):
     stream = fc100.FC100Stream(str(root))
     data = fc100.load_cifar100(root)
     names = {image.tobytes(): int(label) for image, label in zip(data.images, data.fine_labels, strict=True)}
     task = stream.train[7]
-    mean, deviation = (torch.tensor(x).reshape(3, 1, 1) for x in (fc100.MEAN, fc100.DEVIATION))
+    mean, deviation = (torch.tensor(x).reshape(3, 1, 1) for x in (fc100.SCALER.mean, fc100.SCALER.deviation))
     pixels = ((torch.cat([task["support"], task["query"]]) * deviation + mean) * 255).round().byte()
     keys = [image.permute(1, 2, 0).contiguous().numpy().tobytes() for image in pixels]
     assert len(set(keys)) == 50
@@ -86,11 +89,8 @@ def write_pickles(root, data):
     (folder / "meta").write_bytes(pickle.dumps(names))
 
 
-def test_torchvisions_pickles_are_read_and_cached_as_npz(tmp_path, monkeypatch):
-    data = small_data()
-    monkeypatch.setattr(fc100, "CHECKSUM", fc100.checksum(data))
+def test_torchvisions_pickles_are_read_and_cached_as_npz(data, tmp_path, monkeypatch):
     write_pickles(tmp_path, data)
-    fc100.load_cifar100.cache_clear()
     with pytest.raises(ValueError, match="train is missing or damaged"):
         fc100.load_cifar100(tmp_path)
     assert list(tmp_path.glob("*.npz")) == []
@@ -104,17 +104,14 @@ def test_torchvisions_pickles_are_read_and_cached_as_npz(tmp_path, monkeypatch):
     assert fc100.checksum(first) == fc100.checksum(data)
 
 
-def test_without_data_and_network_one_line_names_the_three_ways(tmp_path, monkeypatch, capsys):
+def test_missing_data_without_network_are_explained(tmp_path, monkeypatch, refusal):
     def unreachable(url, root, **options):
         Path(root).mkdir()
         raise OSError("no network")
 
     monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", unreachable)
-    assert cli.main(["fit", "--data", "fc100", "--data.root", str(tmp_path / "data")]) == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
+    message = refusal("--data", "fc100", "--data.root", tmp_path / "data")
     assert all(way in message for way in ("cifar100.npz", "cifar-100-python", "download"))
-    assert list(tmp_path.iterdir()) == []
 
 
 def broken(data, **changes):
@@ -137,38 +134,45 @@ def broken(data, **changes):
         (lambda d: {k: v for k, v in d._asdict().items() if k != "is_test"}, "and has no is_test"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_in_one_line(root, change, message, capsys):
+def test_files_that_are_not_cifar100_are_refused(root, change, message, refusal):
     np.savez_compressed(root / "cifar100.npz", **change(small_data()))
-    assert cli.main(["fit", "--data", "fc100", "--data.root", str(root)]) == 2
-    error = capsys.readouterr().err
+    error = refusal("--data", "fc100", "--data.root", root)
     assert message in error
     assert "cifar100.npz" in error
-    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("keep", [0, 100, 50_000])
-def test_a_truncated_file_is_said_in_one_line(root, keep, capsys):
+def test_truncated_files_are_refused(root, keep, refusal):
     path = root / "cifar100.npz"
     path.write_bytes(path.read_bytes()[:keep])
-    assert cli.main(["fit", "--data", "fc100", "--data.root", str(root)]) == 2
-    error = capsys.readouterr().err
-    assert "cannot be read as an npz file" in error
-    assert error.count("\n") == 1
+    assert "cannot be read as an npz file" in refusal("--data", "fc100", "--data.root", root)
 
 
-def test_too_many_images_for_a_class_are_refused_before_any_compute(root, capsys):
-    assert cli.main(["fit", "--data", "fc100", "--data.root", str(root), "--data.shots", "10"]) == 2
-    assert "data.shots + data.queries must be at most 12, all examples of class " in capsys.readouterr().err
+def test_more_images_per_class_than_there_are_are_refused(root, refusal):
+    error = refusal("--data", "fc100", "--data.root", root, "--data.shots", 10)
+    assert "data.shots + data.queries must be at most 12, all examples of class " in error
 
 
-def test_the_environment_names_the_root(root, monkeypatch):
-    monkeypatch.setenv("OBBO_DATA", str(root))
-    assert len(fc100.FC100Stream().train.classes) == 60
+@pytest.mark.parametrize(
+    ("root", "variable", "place"), [("mine", "theirs", "mine"), (None, "theirs", "theirs"), (None, None, "data")]
+)
+def test_root_is_the_given_folder_then_that_of_the_environment(root, variable, place, monkeypatch):
+    asked = []
+
+    def load(path):
+        asked.append(str(path))
+        raise ValueError("not there")
+
+    monkeypatch.setattr(fc100, "load_cifar100", load)
+    monkeypatch.delenv("OBBO_DATA", raising=False)
+    if variable:
+        monkeypatch.setenv("OBBO_DATA", variable)
+    with pytest.raises(ValueError, match="not there"):
+        fc100.FC100Stream(root)
+    assert asked == [place]
 
 
-def test_a_cache_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
-    data = small_data()
-    monkeypatch.setattr(fc100, "CHECKSUM", fc100.checksum(data))
+def test_cache_that_cannot_be_written_leaves_nothing_behind(data, tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.datasets.utils.check_integrity", lambda path, md5: path.exists())
     write_pickles(tmp_path, data)
 
@@ -177,13 +181,12 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez_compressed", full_disk)
-    fc100.load_cifar100.cache_clear()
     with pytest.warns(UserWarning, match="cifar100.npz cannot be written \\(No space left on device\\)"):
         assert len(fc100.load_cifar100(tmp_path).images) == 1200
     assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-python"]
 
 
-def test_a_link_where_the_cache_is_written_aside_is_not_followed(tmp_path):
+def test_links_beside_the_cache_are_not_followed(tmp_path):
     (tmp_path / "precious").write_text("mine")
     for name in (f"cifar100.{os.getpid()}.part.npz", "cifar100.part", "cifar100.npz.part"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
@@ -193,54 +196,43 @@ def test_a_link_where_the_cache_is_written_aside_is_not_followed(tmp_path):
     assert (tmp_path / "cifar100.npz").stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_task_is_the_same_in_any_process(root, workers):
-    stream = fc100.FC100Stream(str(root), seed=3)
-    for t, (task,) in enumerate(StreamDataModule(stream.train, rounds=5, workers=workers).train_dataloader()):
-        assert all(torch.equal(task[k], stream.train[t][k]) for k in task)
-    other = fc100.FC100Stream(str(root), seed=4)
-    assert not torch.equal(other.train[0]["support"], stream.train[0]["support"])
-    assert torch.equal(other.test[0]["support"], stream.test[0]["support"])
-
-
 def test_drift_moves_through_the_superclasses_of_fc100(root):
     stream = fc100.FC100Stream(str(root), order="drift", period=100)
     early, late = stream.train.weights(0), stream.train.weights(50)
     assert int(early.argmax()) // 5 != int(late.argmax()) // 5
-    assert torch.equal(stream.test.weights(0), stream.test.weights(50))  # judged on the same mix throughout
+    assert torch.equal(stream.test.weights(0), stream.test.weights(50))  # always the same mix
 
 
 @pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 @pytest.mark.parametrize("algorithm", SIX)
-def test_every_algorithm_runs_with_the_papers_config_on_small_files(root, tmp_path, algorithm):
-    flags = ["--config", str(CONFIG), "--data.root", str(root), "--algorithm", algorithm, "--rounds", "2"]
-    flags += ["--problem.network.filters", "4", "--algorithm.inner.steps", "2", "--evaluation.tasks", "2"]
-    assert cli.main(["fit", *flags, "--output", str(tmp_path / "runs")]) == 0
-    (run,) = (tmp_path / "runs" / "fc100").iterdir()
+def test_every_algorithm_runs_with_the_papers_configuration(root, fit, algorithm):
+    flags = ["--config", "fc100", "--data.root", root, "--algorithm", algorithm, "--rounds", "2"]
+    run = fit(*flags, "--problem.network.filters", 4, "--algorithm.inner.steps", 2, "--evaluation.tasks", 2)
     assert json.loads((run / "summary.json").read_text())["test_tasks"] == 2
 
 
+needs_real_data = pytest.mark.skipif(not (REAL / "cifar100.npz").exists(), reason="needs ../shared/data/cifar100.npz")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not (REAL / "cifar100.npz").exists(), reason="needs ../shared/data/cifar100.npz")
+@needs_real_data
 @pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 @pytest.mark.parametrize("algorithm", SIX)
-def test_real_rounds(algorithm, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_rounds_on_the_real_data(algorithm, fit):
     rounds = 4 if algorithm == "oagd" else 15
-    flags = ["--config", str(CONFIG), "--data.root", str(REAL), "--algorithm", algorithm, "--rounds", str(rounds)]
-    assert cli.main(["fit", *flags, "--evaluation.tasks", "2", "--problem.network.filters", "32"]) == 0
-    (run,) = (tmp_path / "runs" / "fc100").iterdir()
+    flags = ["--config", "fc100", "--data.root", REAL, "--algorithm", algorithm, "--rounds", rounds]
+    run = fit(*flags, "--evaluation.tasks", 2, "--problem.network.filters", 32)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rounds"] == rounds
     assert summary["skipped"] == 0
-    assert summary["stream_accuracy"] > 0.35  # chance is 0.2
+    assert summary["prequential_accuracy"] > 0.35  # chance is 0.2
     assert 0 < summary["regret_euclidean"] < 1000  # a single estimate may blow up
     assert (run / "figures" / "accuracy.png").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (REAL / "cifar100.npz").exists(), reason="needs ../shared/data/cifar100.npz")
-def test_the_real_data_are_what_they_should_be():
+@needs_real_data
+def test_real_data_have_600_images_per_class():
     stream = fc100.FC100Stream(str(REAL))
     assert stream.train.source.smallest(range(100)) == 600
     assert abs(float(torch.cat([stream.train[t]["support"] for t in range(20)]).mean())) < 0.3

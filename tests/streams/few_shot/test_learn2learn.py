@@ -1,4 +1,4 @@
-"""Tasks of learn2learn as a stream. .ci/run installs it and runs these tests."""
+"""Task sets of learn2learn as a stream; .ci/run installs learn2learn and runs these tests."""
 
 import importlib.util
 import random
@@ -14,7 +14,7 @@ from obbo_lightning import OBBO, online
 from obbo_lightning.algorithms.learn2learn import load_learn2learn
 from obbo_lightning.networks import CNN4
 from obbo_lightning.solvers import GradientDescent
-from obbo_lightning.streams.few_shot.learn2learn import LearnToLearnStream
+from obbo_lightning.streams import LearnToLearnStream
 from obbo_lightning.training.datamodule import StreamDataModule
 
 pytestmark = pytest.mark.skipif(
@@ -54,7 +54,7 @@ def stream():
     return LearnToLearnStream(taskset(range(5)), taskset(range(5, 9)), taskset(range(9, 13)), 2, (50, 10, 10), seed=4)
 
 
-def test_a_taskset_becomes_a_stream_of_indexed_tasks(stream):
+def test_tasks_of_a_taskset_are_indexed(stream):
     first = stream.train[7]
     stream.train[0], stream.train[3]
     random.seed(1)
@@ -98,7 +98,7 @@ def test_rounds_run_on_a_stream_of_learn2learn(stream):
 @pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")  # the images are noise
 def test_the_example_in_the_documents_runs(capsys):
     load_learn2learn()  # without gym's greeting
-    page = (Path(__file__).parents[2] / "docs" / "learn2learn.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "learn2learn.md").read_text()
     (example,) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     exec(compile(example, "learn2learn.md", "exec"), {"__name__": "document"})
     assert capsys.readouterr().out.count("accuracy") == 5
