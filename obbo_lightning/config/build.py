@@ -57,12 +57,13 @@ def _construct(path: str, cls: Any, make: Callable[[], Any]) -> Any:
     except ValueError as error:
         message, top = str(error), path.partition(".")[0]
         key = message.partition(" ")[0].partition(".")[0]
-        if key in inspect.signature(cls).parameters or f"{top}.{key}" in COMPONENTS:
+        taken = {} if cls is None else inspect.signature(cls).parameters
+        if key in taken or f"{top}.{key}" in COMPONENTS:
             message = f"{top}.{message}"
-        elif not ours and not message.startswith(top):
+        elif not ours and cls is not None and not message.startswith(top):
             message = f"{path} {cls.__name__}: {message}"
         raise ValueError(message) from None
     except Exception as error:
-        if ours:
+        if ours or cls is None:
             raise
         raise ValueError(f"{path} {cls.__name__} cannot be constructed: {type(error).__name__}: {error}") from error
