@@ -1,43 +1,36 @@
-"""`compare`: run a grid, or print its plan."""
+"""`compare` and `tune`: run a grid, or print its plan."""
 
+import argparse
 import sys
 
-from obbo_lightning.cli.flags import Flags
-from obbo_lightning.config.files import find_config
-from obbo_lightning.config.flags import read_flags
-from obbo_lightning.experiments.grid import read_grid, read_section
+from obbo_lightning.config.parse import find_config, read_dataclass, read_flags
+from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.launch import Launcher, LocalLauncher, SlurmLauncher, describe_plan, run_all
 from obbo_lightning.experiments.tune import TuneConfig, describe_search, run_tuned
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.training.run import format_warnings
 
 
-def run(arguments: list[str]) -> int:
-    """Run the grid of a comparison file, or print its plan."""
-    return run_comparison("compare", arguments)
-
-
-def run_comparison(command: str, arguments: list[str]) -> int:
-    """Execute `compare`, or `tune`, which is the same for a file with a section ``tune``; returns the exit code."""
-    asked, rest = Flags(command).parse_known_args(arguments)
-    flags = read_flags(rest)
+def run(arguments: argparse.Namespace) -> int:
+    """Run the grid of a comparison file; tune its methods first, where the file has a section ``tune``."""
+    command, flags = arguments.command, read_flags(arguments.overrides)
     if flags.switches:
-        raise ValueError(f"{command} takes settings and its own flags, got --{min(flags.switches)}")
-    if asked.jobs is not None and asked.jobs < 1:
-        raise ValueError(f"--jobs must be an integer of at least 1, got {asked.jobs}")
-    path, console = find_config(asked.config, command), PlainConsole()
-    grid = read_grid(path, flags.settings)
+        raise ValueError(f"{command} takes configuration keys and its own flags, got --{min(flags.switches)}")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ValueError(f"--jobs must be an integer of at least 1, got {arguments.jobs}")
+    path, console = find_config(arguments.config, command), PlainConsole()
+    grid = read_grid(path, flags.config)
     if command == "tune" and grid.tune is None:
         raise ValueError(f"{path} must have a section tune for the command of that name, got none; compare runs it")
-    tune = None if grid.tune is None else read_section(TuneConfig, grid.tune, "tune")
-    root = asked.output / grid.name
-    if asked.dry_run:
+    tune = None if grid.tune is None else read_dataclass(TuneConfig, grid.tune, "tune")
+    root = arguments.output / grid.name
+    if arguments.dry_run:
         for line in [*(describe_search(grid, tune) if tune else []), *describe_plan(grid.runs, root)]:
             console.print(line, soft_wrap=True, highlight=False)
         return 0
-    launcher: Launcher = LocalLauncher(asked.jobs or 1)
-    if asked.slurm:
-        launcher = SlurmLauncher(asked.slurm, root / "slurm", asked.jobs)
+    launcher: Launcher = LocalLauncher(arguments.jobs or 1)
+    if arguments.slurm:
+        launcher = SlurmLauncher(arguments.slurm, root / "slurm", arguments.jobs)
     format_warnings()
     try:
         if tune:

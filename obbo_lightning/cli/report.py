@@ -1,11 +1,11 @@
 """`report`: tables, figures and a page of finished runs."""
 
+import argparse
 import sys
 from pathlib import Path
 
 from rich.table import Table
 
-from obbo_lightning.cli.flags import Flags
 from obbo_lightning.experiments.report import write_ranks, write_report
 from obbo_lightning.experiments.report_data import Table as ReportTable
 from obbo_lightning.runs.console import PlainConsole
@@ -24,16 +24,17 @@ def terminal_table(table: ReportTable, width: int) -> Table:
     return shown
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Write tables, figures and a page of finished runs, or the ranks of methods in several comparisons."""
-    asked = Flags("report").parse_args(arguments)
-    if asked.by_folder:
-        report = write_ranks(asked.directories, Path(asked.output or "ranks"), asked.title or "Ranks")
+    if arguments.by_folder:
+        report = write_ranks(arguments.directories, arguments.output or Path("ranks"), arguments.title or "Ranks")
     else:
-        output = Path(asked.output or asked.directories[0] / "report")
-        ticker, _, day = (asked.event or "").partition(" ")
-        title = asked.title or asked.directories[0].resolve().name
-        report = write_report(asked.directories, output, title, (ticker, day) if asked.event else None, asked.reference)
+        output = arguments.output or arguments.directories[0] / "report"
+        ticker, _, day = (arguments.event or "").partition(" ")
+        title = arguments.title or arguments.directories[0].resolve().name
+        report = write_report(
+            arguments.directories, output, title, (ticker, day) if arguments.event else None, arguments.reference
+        )
     console = PlainConsole()
     for table in report.tables:
         console.print(terminal_table(table, console.width))

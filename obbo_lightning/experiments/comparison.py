@@ -1,9 +1,9 @@
-"""Several algorithms on the same stream: what their runs hold, tables of means, and paired differences."""
+"""Several algorithms on the same stream: tables of means and paired differences, made from their runs."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -11,19 +11,12 @@ from scipy.stats import binomtest
 
 from obbo_lightning.core.statistics import clustered_error, mean_and_error, two_way_error
 from obbo_lightning.escaping import unescape_table
-from obbo_lightning.experiments.report_data import (
-    ReportData,
-    ReportFigure,
-    Score,
-    Table,
-    format_with_error,
-    sorted_labels,
-)
+from obbo_lightning.experiments.comparison_figures import ComparisonFigures
+from obbo_lightning.experiments.report_data import Score, Table, format_with_error, sorted_labels
 from obbo_lightning.experiments.runs import DAMAGE, Run
 from obbo_lightning.runs.table import read_rounds
 
 MOMENTS = 250  # rounds of λ that are kept of each run: more than a figure has dots
-RUN = {"label": pl.String, "seed": pl.Int64}
 # Columns of the tables, and those that are compared in pairs.
 MEASURES = {
     "regret": "regret",
@@ -94,77 +87,12 @@ def compare_clusters(first: np.ndarray, second: np.ndarray, clusters: np.ndarray
 
 
 @dataclass(frozen=True)
-class Comparison(ReportData):
-    """Several runs of one experiment.
-
-    Attributes:
-        runs: one row per run.
-        rounds: one row per round of a run.
-        timings: seconds of all rounds so far, at each round with an evaluation.
-        test_scores: one row per test task of a run, after the last round.
-        baselines: one row per round of a baseline.
-        weights: λ over the rounds, one row per coordinate that has a name; of the first seed of each label.
-    """
-
-    columns: ClassVar[dict[str, dict[str, Any]]] = {
-        "runs": {
-            "label": pl.String,
-            "algorithm": pl.String,
-            "seed": pl.Int64,
-            "lr": pl.Float64,
-            "rounds": pl.Int64,
-            "metric": pl.String,
-            "test_tasks": pl.Int64,
-            **dict.fromkeys(("initial_test", "test", "test_se", "gain", "gain_se"), pl.Float64),
-            "prequential_last_100": pl.Float64,
-            "regret": pl.Float64,
-            "skipped": pl.Int64,
-            "gradient_evaluations": pl.Float64,
-            "higher_is_better": pl.Boolean,
-        },
-        "rounds": {
-            **RUN,
-            "round": pl.Int64,
-            **dict.fromkeys(("score", "test", "test_se", "regret", "hypergradient_norm", "residual"), pl.Float64),
-            "gradient_evaluations": pl.Int64,
-        },
-        "timings": {**RUN, "round": pl.Int64, "seconds": pl.Float64},
-        "test_scores": {**RUN, "task": pl.Int64, **dict.fromkeys(("initial", "test", "inductive"), pl.Float64)},
-        "baselines": {"name": pl.String, "seed": pl.Int64, "round": pl.Int64, "score": pl.Float64},
-        "weights": {**RUN, "round": pl.Int64, "name": pl.String, "value": pl.Float64},
-    }
-    optional: ClassVar[tuple[str, ...]] = ("test_scores", "baselines", "weights")
-
-    runs: pl.DataFrame
-    rounds: pl.DataFrame
-    timings: pl.DataFrame
-    test_scores: pl.DataFrame
-    baselines: pl.DataFrame
-    weights: pl.DataFrame
-
-    @property
-    def metric(self) -> str:
-        """Score of the runs, such as accuracy or loss."""
-        return str(self.runs["metric"][0])
-
-    @property
-    def direction(self) -> str:
-        """Direction of the metric in words."""
-        return "higher is better" if self.runs["higher_is_better"][0] else "lower is better"
-
-    @property
-    def has_test_tasks(self) -> bool:
-        """Whether any of the runs was evaluated on test tasks."""
-        return bool(self.runs["test_tasks"].max())
+class Comparison(ComparisonFigures):
+    """Data, tables and figures of a comparison."""
 
     def tables(self) -> list[Table]:
         """Return the means, the differences to the first algorithm, and the baselines."""
         return [self._means_table(), *self._paired_table(), *self._baseline_table()]
-
-    def figures(self, title: str) -> list[ReportFigure]:
-        from obbo_lightning.experiments.comparison_figures import draw_comparison
-
-        return draw_comparison(self, title)
 
     def scores(self) -> tuple[str, bool, dict[str, Score]]:
         """Return the scores of the test tasks where there are any, else the prequential ones."""

@@ -1,6 +1,7 @@
 """Figures of several algorithms: regret, gradient norms, prequential and test scores, learned values, compute."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -8,9 +9,9 @@ from matplotlib.axes import Axes
 
 from obbo_lightning.core.statistics import mean_and_error, standard_error
 from obbo_lightning.escaping import escape_mathtext
-from obbo_lightning.experiments.comparison import Comparison
 from obbo_lightning.experiments.report_data import (
     LINE_STYLES,
+    ReportData,
     ReportFigure,
     finish_figure,
     line_style,
@@ -19,21 +20,87 @@ from obbo_lightning.experiments.report_data import (
 )
 from obbo_lightning.runs.figures import NAMED, draw_group, group_coordinates
 
-
-def draw_comparison(comparison: Comparison, title: str) -> list[ReportFigure]:
-    """Return the figures of a comparison; those of test tasks where there are any."""
-    figures = [
-        _draw_regret(comparison, title),
-        _draw_norms(comparison, title),
-        _draw_prequential(comparison, title),
-        *_draw_weights(comparison, title),
-    ]
-    if comparison.has_test_tasks:
-        figures += [_draw_tests(comparison, title), _draw_compute(comparison, title)]
-    return figures
+RUN = {"label": pl.String, "seed": pl.Int64}
 
 
-def _draw_regret(comparison: Comparison, title: str) -> ReportFigure:
+@dataclass(frozen=True)
+class ComparisonFigures(ReportData):
+    """Data of several runs of one experiment, and its figures.
+
+    Attributes:
+        runs: one row per run.
+        rounds: one row per round of a run.
+        timings: seconds of all rounds so far, at each round with an evaluation.
+        test_scores: one row per test task of a run, after the last round.
+        baselines: one row per round of a baseline.
+        weights: λ over the rounds, one row per coordinate that has a name; of the first seed of each label.
+    """
+
+    columns: ClassVar[dict[str, dict[str, Any]]] = {
+        "runs": {
+            "label": pl.String,
+            "algorithm": pl.String,
+            "seed": pl.Int64,
+            "lr": pl.Float64,
+            "rounds": pl.Int64,
+            "metric": pl.String,
+            "test_tasks": pl.Int64,
+            **dict.fromkeys(("initial_test", "test", "test_se", "gain", "gain_se"), pl.Float64),
+            "prequential_last_100": pl.Float64,
+            "regret": pl.Float64,
+            "skipped": pl.Int64,
+            "gradient_evaluations": pl.Float64,
+            "higher_is_better": pl.Boolean,
+        },
+        "rounds": {
+            **RUN,
+            "round": pl.Int64,
+            **dict.fromkeys(("score", "test", "test_se", "regret", "hypergradient_norm", "residual"), pl.Float64),
+            "gradient_evaluations": pl.Int64,
+        },
+        "timings": {**RUN, "round": pl.Int64, "seconds": pl.Float64},
+        "test_scores": {**RUN, "task": pl.Int64, **dict.fromkeys(("initial", "test", "inductive"), pl.Float64)},
+        "baselines": {"name": pl.String, "seed": pl.Int64, "round": pl.Int64, "score": pl.Float64},
+        "weights": {**RUN, "round": pl.Int64, "name": pl.String, "value": pl.Float64},
+    }
+    optional: ClassVar[tuple[str, ...]] = ("test_scores", "baselines", "weights")
+
+    runs: pl.DataFrame
+    rounds: pl.DataFrame
+    timings: pl.DataFrame
+    test_scores: pl.DataFrame
+    baselines: pl.DataFrame
+    weights: pl.DataFrame
+
+    @property
+    def metric(self) -> str:
+        """Score of the runs, such as accuracy or loss."""
+        return str(self.runs["metric"][0])
+
+    @property
+    def direction(self) -> str:
+        """Direction of the metric in words."""
+        return "higher is better" if self.runs["higher_is_better"][0] else "lower is better"
+
+    @property
+    def has_test_tasks(self) -> bool:
+        """Whether any of the runs was evaluated on test tasks."""
+        return bool(self.runs["test_tasks"].max())
+
+    def figures(self, title: str) -> list[ReportFigure]:
+        """Return the figures; those of test tasks where there are any."""
+        figures = [
+            _draw_regret(self, title),
+            _draw_norms(self, title),
+            _draw_prequential(self, title),
+            *_draw_weights(self, title),
+        ]
+        if self.has_test_tasks:
+            figures += [_draw_tests(self, title), _draw_compute(self, title)]
+        return figures
+
+
+def _draw_regret(comparison: ComparisonFigures, title: str) -> ReportFigure:
     figure, (axes,) = new_figure(3.7)
     curves = {label: _values(comparison, label, "regret") for label in comparison.labels}
     _draw_curves(axes, curves)
@@ -48,7 +115,7 @@ def _draw_regret(comparison: Comparison, title: str) -> ReportFigure:
     return finish_figure(figure, axes, "regret", caption, title)
 
 
-def _draw_prequential(comparison: Comparison, title: str) -> ReportFigure:
+def _draw_prequential(comparison: ComparisonFigures, title: str) -> ReportFigure:
     metric, direction = comparison.metric, comparison.direction
     scores = {label: _values(comparison, label, "score") for label in comparison.labels}
     lengths = [values.shape[1] for values in scores.values()]
@@ -69,7 +136,7 @@ def _draw_prequential(comparison: Comparison, title: str) -> ReportFigure:
     return finish_figure(figure, axes, f"prequential_{metric}", caption, title)
 
 
-def _draw_baselines(axes: Axes, comparison: Comparison, width: int) -> bool:
+def _draw_baselines(axes: Axes, comparison: ComparisonFigures, width: int) -> bool:
     """Draw the best baselines in grey, means over seeds; returns whether there are any."""
     sign = -1 if comparison.direction == "higher is better" else 1
     found = {
@@ -99,7 +166,7 @@ def _draw_curves(axes: Axes, curves: dict[str, np.ndarray], first_round: int = 1
             axes.fill_between(rounds, mean - error, mean + error, color=look["color"], alpha=0.2, linewidth=0)
 
 
-def _draw_norms(comparison: Comparison, title: str) -> ReportFigure:
+def _draw_norms(comparison: ComparisonFigures, title: str) -> ReportFigure:
     """Draw histograms of the hypergradients' norms, one row per algorithm."""
     labels = comparison.labels
     figure, rows = new_figure(0.9 + 0.62 * len(labels), rows=len(labels), sharex=True)
@@ -125,7 +192,7 @@ def _label_row(axes: Axes, label: str) -> None:
     axes.set_ylabel(escape_mathtext(label).replace(", ", "\n"), rotation=0, ha="right", va="center")
 
 
-def _draw_weights(comparison: Comparison, title: str) -> list[ReportFigure]:
+def _draw_weights(comparison: ComparisonFigures, title: str) -> list[ReportFigure]:
     """Draw λ over the rounds: one figure per parameter group whose coordinates have names, one row per algorithm."""
     figures = []
     for group, names in group_coordinates(comparison.weights["name"].unique(maintain_order=True).to_list()).items():
@@ -149,7 +216,7 @@ def _draw_weights(comparison: Comparison, title: str) -> list[ReportFigure]:
     return figures
 
 
-def _draw_tests(comparison: Comparison, title: str) -> ReportFigure:
+def _draw_tests(comparison: ComparisonFigures, title: str) -> ReportFigure:
     metric, direction, labels = comparison.metric, comparison.direction, comparison.labels
     figure, (axes,) = new_figure(3.7)
     last = int(comparison.rounds["round"].max())  # type: ignore[arg-type]
@@ -168,7 +235,7 @@ def _draw_tests(comparison: Comparison, title: str) -> ReportFigure:
     return finish_figure(figure, axes, f"test_{metric}", caption, title)
 
 
-def _draw_compute(comparison: Comparison, title: str) -> ReportFigure:
+def _draw_compute(comparison: ComparisonFigures, title: str) -> ReportFigure:
     """Draw the test score against gradient evaluations, and against seconds where they are known."""
     metric = comparison.metric
     evaluations = pl.col("gradient_evaluations").cum_sum().over("label", "seed")
@@ -191,19 +258,19 @@ def _draw_compute(comparison: Comparison, title: str) -> ReportFigure:
     return finish_figure(figure, panels[0], f"{metric}_against_compute", caption, title)
 
 
-def _draw_initial(axes: Axes, comparison: Comparison) -> None:
+def _draw_initial(axes: Axes, comparison: ComparisonFigures) -> None:
     initial = comparison.runs["initial_test"].drop_nulls().to_numpy()
     if len(initial):
         axes.axhline(float(initial.mean()), color="#888888", linestyle=":", linewidth=1.2, label="initial λ_1")
 
 
-def _values(comparison: Comparison, label: str, column: str) -> np.ndarray:
+def _values(comparison: ComparisonFigures, label: str, column: str) -> np.ndarray:
     """Return a column of rounds as ``[seeds, rounds]``."""
     seeds = comparison.rounds.filter(pl.col("label") == label).partition_by("seed", maintain_order=True)
     return np.stack([seed[column].to_numpy() for seed in seeds])
 
 
-def _test_curve(comparison: Comparison, label: str) -> pl.DataFrame:
+def _test_curve(comparison: ComparisonFigures, label: str) -> pl.DataFrame:
     """Return round, test score (mean over seeds) and its standard error; round 0 is the initial λ_1."""
     runs = comparison.runs.filter(pl.col("label") == label)
     tested = comparison.rounds.filter((pl.col("label") == label) & pl.col("test").is_not_null())

@@ -1,23 +1,25 @@
 """Comparison files: from a grid of settings to runs with complete configurations."""
 
-import copy
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentError, ArgumentParser
-
-from obbo_lightning.config.files import Config, ConfigError, default_config, find_config, read_yaml
-from obbo_lightning.config.flags import nested
-from obbo_lightning.config.layers import accepted_arguments, merge, overlay
+from obbo_lightning.config.parse import (
+    Config,
+    ConfigError,
+    accepted_arguments,
+    complete_config,
+    find_config,
+    merge,
+    nested,
+    overlay,
+    read_yaml,
+)
 from obbo_lightning.config.registry import KINDS, short_name, source_file
-from obbo_lightning.config.schema import complete_config
 
 KEYS = ("compare", "base", "settings", "grid", "tune")
-T = TypeVar("T")
 
 
 class PlannedRun(NamedTuple):
@@ -75,11 +77,9 @@ def read_grid(path: Path, flags: Config | None = None) -> Grid:
 
 
 def _base_layers(path: Path, base: str | list[str]) -> list[Config]:
-    """Return the configurations below the comparison's own settings, the default first."""
-    files = [default_config()]
-    for name in [base] if isinstance(base, str) else base:
-        beside = path.parent / name
-        files.append(beside if beside.is_file() else find_config(name))
+    """Return the configurations below the comparison's own settings."""
+    names = [base] if isinstance(base, str) else base
+    files = [path.parent / name if (path.parent / name).is_file() else find_config(name) for name in names]
     return [read_yaml(file) for file in files]
 
 
@@ -157,14 +157,3 @@ def unused_name(word: str, taken: Iterable[str]) -> str:
     taken = set(taken)
     numbered = (f"{word}_{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain([word], numbered) if name not in taken)
-
-
-def read_section(kind: type[T], content: Any, name: str) -> T:
-    """Return a dataclass from a section of a YAML file; jsonargparse checks its keys and types."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind, name)
-    try:
-        parsed = parser.parse_object({name: copy.deepcopy(content)}).as_dict()[name]  # it changes what it parses
-    except (ArgumentError, TypeError) as error:
-        raise ConfigError(" ".join(str(error).split()).replace("Parser key ", "")) from None
-    return kind(**json.loads(json.dumps(parsed)))  # jsonargparse's PositiveInt is no int for YAML

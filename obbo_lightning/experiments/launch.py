@@ -27,7 +27,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config
 from obbo_lightning.experiments.grid import PlannedRun
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.threads import share_of_cores
@@ -95,8 +95,8 @@ def prepare(planned: Sequence[PlannedRun], root: Path) -> list[RunDirectory]:
             write_atomically(run.config, yaml.safe_dump(config, sort_keys=False))
         # Not compared: files of components, of whose changes the run itself warns, and a number of threads that was
         # determined when the run was started.
-        other = {"sources": None} | ({"threads": None} if config["threads"] == "auto" else {})
-        started = complete_config({**read_config(run), "sources": config.get("sources")})
+        other = {"component_files": None} | ({"threads": None} if config["threads"] == "auto" else {})
+        started = complete_config({**read_config(run), "component_files": config.get("component_files")})
         if {**started, **other} != {**config, **other}:
             raise ValueError(f"{run.path} was started with other settings: give --output another folder, or delete it")
         runs.append(run)

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.statistics import clustered_error, clustered_interval
 from obbo_lightning.escaping import escape_mathtext, unescape_table

@@ -111,7 +111,7 @@ def write_report(
     written = [*data.write(output), *(search.write(output) if search else []), output / "facts.csv"]
     escape_table(pl.DataFrame(facts, ["name", "value"], orient="row")).write_csv(output / "facts.csv")
     left_out = list(source.left_out)
-    return _write_page(output, title, facts, tables, figures, left_out, settings, written)
+    return write_page(output, title, facts, tables, figures, left_out, settings, written)
 
 
 def draw_runs(paths: list[Path], title: str) -> list[ReportFigure]:
@@ -227,7 +227,7 @@ def _make_folder(output: Path) -> None:
         raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
 
 
-def _write_page(
+def write_page(
     output: Path,
     title: str,
     facts: Facts,
@@ -329,7 +329,7 @@ def write_ranks(paths: Sequence[Path], output: Path, title: str) -> Report:
         figure = _draw_ranks(rankings, title)
     _make_folder(output)
     facts = [(one.name, one.measure) for one in rankings]
-    return _write_page(output, title, facts, [ranks_table(rankings)], [figure], [], [], [])
+    return write_page(output, title, facts, [ranks_table(rankings)], [figure], [], [], [])
 
 
 def read_ranking(name: str, path: Path) -> Ranking:

@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import polars as pl
 import yaml
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from rich.console import Console
 
 from obbo_lightning.config.build import build_stream
-from obbo_lightning.config.files import ConfigError
-from obbo_lightning.config.flags import nested
-from obbo_lightning.config.layers import overlay
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import ConfigError, complete_config, nested, overlay
 from obbo_lightning.core.randomness import derive_seed
+from obbo_lightning.core.validation import at_least
 from obbo_lightning.escaping import escape_mathtext
 from obbo_lightning.experiments.grid import Grid, PlannedRun, unused_name
 from obbo_lightning.experiments.launch import SLURM_JOB, Failure, Launcher, run_all
@@ -42,8 +39,7 @@ from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomi
 from obbo_lightning.runs.provenance import require_intact
 from obbo_lightning.runs.status import RunStatus
 from obbo_lightning.runs.table import read_rounds
-from obbo_lightning.streams.stream import Metric
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.stream import Metric, has_random_access
 from obbo_lightning.training.run import build
 
 if TYPE_CHECKING:
@@ -76,15 +72,15 @@ class TuneConfig:
     """
 
     search: dict[str, Any]
-    budget: dict[str, PositiveInt]
-    rounds: NonNegativeInt = 0
+    budget: dict[str, int]
+    rounds: int = 0
     evaluate_on: Literal["validation", "prequential"] = "validation"
-    tasks: NonNegativeInt = 0
-    seeds: list[NonNegativeInt] = field(default_factory=lambda: [1000])
+    tasks: int = 0
+    seeds: list[int] = field(default_factory=lambda: [1000])
     sampler: Literal["tpe", "random", "grid"] = "tpe"
-    rungs: list[PositiveInt] = field(default_factory=list)
-    at_once: PositiveInt = 4
-    seed: NonNegativeInt = 0
+    rungs: list[int] = field(default_factory=list)
+    at_once: int = 4
+    seed: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,10 +93,15 @@ class TuneConfig:
             raise ConfigError(f"tune.search must have {wanted}, which every method is tuned by, got {keys}")
         if len(self.budget) != 1 or not set(self.budget) <= set(UNITS):
             raise ConfigError(f"tune.budget must have {' or '.join(UNITS)}, got {self.budget}")
+        at_least("tune.rounds", self.rounds, 0)
+        at_least("tune.tasks", self.tasks, 0)
+        at_least("tune.at_once", self.at_once, 1)
+        for amount in self.budget.values():
+            at_least("tune.budget", amount, 1)
         if not self.seeds:
             raise ConfigError("tune.seeds must have at least one seed, got none")
-        if sorted(set(self.rungs)) != self.rungs:
-            raise ConfigError(f"tune.rungs must increase, got {self.rungs}")
+        if sorted({max(1, rung) for rung in self.rungs}) != self.rungs:
+            raise ConfigError(f"tune.rungs must be positive and increase, got {self.rungs}")
 
 
 def _optuna() -> Any:

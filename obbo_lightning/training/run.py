@@ -13,8 +13,7 @@ import polars as pl
 from torch import Tensor
 
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
-from obbo_lightning.config.files import Config
-from obbo_lightning.config.trainer import with_chosen_trainer
+from obbo_lightning.config.parse import Config
 from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least
@@ -32,9 +31,8 @@ from obbo_lightning.runs.summary import (
     summarise_lanes,
     summarise_validation,
 )
-from obbo_lightning.streams.arriving.task_files import DamagedTaskError
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.arriving import DamagedTaskError
+from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.threads import take_threads
 from obbo_lightning.training.allocator import keep_freed_memory
 from obbo_lightning.training.datamodule import StreamDataModule
@@ -185,7 +183,7 @@ def _train(
     console: PlainConsole,
 ) -> tuple[RunWriter, Any]:
     module, data, stream, validation = components
-    writer = RunWriter(run, with_chosen_trainer(config), stream, data, validation, status)
+    writer = RunWriter(run, config, stream, data, validation, status)
     silent = config["trainer"].get("enable_progress_bar") is False
     progress = [] if silent else [RoundProgress(stream.metric.name, console)]
     trainer = make_trainer(config, [*callbacks, *progress, writer], root=run.path)

@@ -11,9 +11,8 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint
 
-from obbo_lightning.config.files import Config
+from obbo_lightning.config.parse import Config, callback_entries
 from obbo_lightning.config.registry import find_component
-from obbo_lightning.config.trainer import callback_entries
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.distributed import require_strategy
 from obbo_lightning.training.module import OnlineBilevelModule
@@ -46,7 +45,7 @@ def make_trainer(
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     given = {k: v for k, v in config["trainer"].items() if v is not None}
-    users = [] if evaluating else [_make_callback(entry) for entry in callback_entries(config)]
+    users = [] if evaluating else [_make_callback(entry) for entry in callback_entries(config["trainer"])]
     plugins = given.get("plugins") or []
     # RunWriter evaluates rounds before they are saved; Lightning validates as well only where asked to.
     validation = {"val_check_interval", "limit_val_batches"} & set(given)

@@ -16,7 +16,7 @@ from obbo_lightning import cli
 from obbo_lightning.core import capacity
 from obbo_lightning.inference.inputs import ImageInputs
 from obbo_lightning.inference.predictions import read_query
-from obbo_lightning.streams import market
+from obbo_lightning.streams import MarketStream
 
 QUADRATIC = ["--config", "quadratic"]
 WORDS = ["", "often", "[1, 2]", "{a: 1}", "null", "-", "!!binary aGk=", "2026-01-01", "\x1b[2J", "[[[]]]", "=1+1"]
@@ -127,11 +127,11 @@ def test_lanes_times_sites_are_counted_before_they_are_cut(monkeypatch):
     for name in ("simulate_market", "_cut_all", "training_mask"):
         monkeypatch.setattr(market, name, never)
     with pytest.raises(ValueError, match=r"events × \(data\.subset .* must fit into the memory of this machine"):
-        market.MarketStream(subset=4000)
+        MarketStream(subset=4000)
     monkeypatch.setattr(market, "training_mask", lambda *given: None)
     monkeypatch.setattr(market, "_read_both", lambda *given: (None, pl.DataFrame({"ticker": ["A"] * 1000})))
     with pytest.raises(ValueError, match=r"events × \(data\.subset .* must fit into the memory of this machine"):
-        market.MarketStream("prices.csv", subset=4000)
+        MarketStream("prices.csv", subset=4000)
 
 
 def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
@@ -142,7 +142,7 @@ def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
 
 def test_a_configuration_has_a_largest_length(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("obbo_lightning.config.files.LONGEST", 10_000)
+    monkeypatch.setattr("obbo_lightning.config.parse.LONGEST", 10_000)
     Path("x.yaml").write_text("#" * 20_000 + "\n")
     error = require_refused(["fit", "--config", "x.yaml"], capsys, tmp_path)
     assert "must have at most 10000 bytes, got 20001" in error

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from as_played import as_if_saved
+from obbo_lightning.training.keeping import Keeper
 
 from obbo_lightning import cli
 from obbo_lightning.runs.checkpoints import list_checkpoints
@@ -23,7 +24,6 @@ from obbo_lightning.runs.provenance import (
     write_provenance,
 )
 from obbo_lightning.training import run as runs
-from obbo_lightning.training.keeping import Keeper
 
 TINY = ["--config", "quadratic", "--rounds", "8", "--evaluation.tasks", "2", "--evaluation.every", "4"]
 TINY += ["--checkpoint.every", "3", "--algorithm.inner.steps", "2", "--trainer.accelerator", "cpu"]

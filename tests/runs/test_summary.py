@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.parse import parse_arguments
 from obbo_lightning.runs.summary import Judgement, last_value, print_summary, summarise
 from obbo_lightning.streams.stream import Metric
 

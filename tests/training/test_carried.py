@@ -5,6 +5,7 @@ import json
 
 import lightning as L
 import torch
+from obbo_lightning.training.recorder import Recorder
 from toy import Nonlinear, toy_point, toy_task
 
 from obbo_lightning import OBBO, SOBOW, OnlineBilevelModule, StreamDataModule, Tasks, cli
@@ -12,7 +13,6 @@ from obbo_lightning.hypergradients import FixedPoint, InnerState
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.training.evaluation import evaluate
-from obbo_lightning.training.recorder import Recorder
 
 
 def test_a_recorder_goes_on_with_seconds_calls_and_evaluations(tmp_path):

@@ -1,7 +1,6 @@
 """Rounds that take much longer than they compute are named, once."""
 
 import pytest
-
 from obbo_lightning.training.clock import RoundClock
 
 

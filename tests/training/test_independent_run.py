@@ -120,8 +120,7 @@ def test_the_start_follows_the_seed():
     from functools import partial
 
     from obbo_lightning import FewShot
-    from obbo_lightning.config.layers import parse_arguments
-    from obbo_lightning.config.schema import complete_config
+    from obbo_lightning.config.parse import complete_config, parse_arguments
     from obbo_lightning.networks import CNN4
     from obbo_lightning.training.run import build
 

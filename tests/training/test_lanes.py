@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import torch
+from obbo_lightning.training.lanes import LaneRecorder
 
 from obbo_lightning import OBBO, OnlineBilevelModule
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.streams.quadratic import QuadraticTasks
-from obbo_lightning.training.lanes import LaneRecorder
 
 
 def pass_by(recorder, module, rounds):

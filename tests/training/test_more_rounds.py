@@ -9,8 +9,7 @@ import yaml
 from toy import SIX
 
 from obbo_lightning import cli
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.training import run as runs
 

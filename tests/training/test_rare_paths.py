@@ -19,8 +19,7 @@ from rich.console import Console
 from toy import Nonlinear, toy_point, toy_task
 
 from obbo_lightning import OBBO, ExactCheckpoints, OnlineBilevelModule, Stream, StreamDataModule, Tasks
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.hypergradients import FixedPoint, InnerState
 from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.runs.checkpoints import CheckpointError, list_checkpoints

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from obbo_lightning.training.rows import columns_of, row_of
 
 from obbo_lightning.core.outer_step import OuterUpdate
 from obbo_lightning.core.round import Round
-from obbo_lightning.training.rows import columns_of, row_of
 
 
 def test_a_row_has_medians_over_lanes_and_counts_skipped_ones():

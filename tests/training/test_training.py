@@ -7,17 +7,16 @@ import lightning as L
 import pytest
 import torch
 import yaml
+from obbo_lightning.training.recorder import Recorder
 from toy import SIX
 
 from obbo_lightning import cli, online
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
-from obbo_lightning.config.layers import overlay, parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, overlay, parse_arguments
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.runs import checkpoints
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.training import run as runs
-from obbo_lightning.training.recorder import Recorder
 
 # A network of three filters is far from convex.
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")

@@ -10,6 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from obbo_lightning.training.validation_batches import ValidationBatches
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -19,7 +20,6 @@ from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
 from obbo_lightning.problems.module import CurrentWeights
 from obbo_lightning.testing.differences import central_difference
 from obbo_lightning.training.tuner import _sgd_step, _share_of
-from obbo_lightning.training.validation_batches import ValidationBatches
 
 F64 = torch.float64
 pytestmark = [
