@@ -11,7 +11,7 @@ import polars as pl
 from jinja2 import Environment, PackageLoader
 
 from obbo_lightning.config.registry import short_name
-from obbo_lightning.escaping import escape_mathtext, escape_table, unescape_table
+from obbo_lightning.escaping import escape_table, unescape_table
 from obbo_lightning.experiments.comparison import Comparison, read_comparison
 from obbo_lightning.experiments.market import MarketComparison, draw_event, has_events, read_market
 from obbo_lightning.experiments.rates import Rates, has_rates, read_rates
@@ -21,10 +21,7 @@ from obbo_lightning.experiments.report_data import (
     ReportFigure,
     Score,
     Table,
-    line_style,
-    new_figure,
     report_style,
-    set_title,
     sorted_labels,
 )
 from obbo_lightning.experiments.runs import LeftOut, Run, find_finished_runs, label_runs, without_repetitions
@@ -314,7 +311,7 @@ class Ranking(NamedTuple):
 
 
 def write_ranks(paths: Sequence[Path], output: Path, title: str) -> Report:
-    """Write report.html with the rank of each method in several comparisons, its table and its figure.
+    """Write report.html with the rank of each method in several comparisons, and its table.
 
     Args:
         paths: one folder per comparison: of a report, or with finished runs below.
@@ -325,11 +322,9 @@ def write_ranks(paths: Sequence[Path], output: Path, title: str) -> Report:
     if len(set(names)) < len(names):
         raise ValueError(f"--by_folder needs folders of different names, got {', '.join(names)}")
     rankings = [read_ranking(name, path) for name, path in zip(names, paths, strict=True)]
-    with report_style():
-        figure = _draw_ranks(rankings, title)
     _make_folder(output)
     facts = [(one.name, one.measure) for one in rankings]
-    return write_page(output, title, facts, [ranks_table(rankings)], [figure], [], [], [])
+    return write_page(output, title, facts, [ranks_table(rankings)], [], [], [], [])
 
 
 def read_ranking(name: str, path: Path) -> Ranking:
@@ -347,21 +342,3 @@ def ranks_table(rankings: Sequence[Ranking]) -> Table:
         mean = f"{np.mean(ranks[method]):.1f}{count}"
         rows.append([method, *(one.cell(method) for one in rankings), mean])
     return Table("ranks", RANKS_CAPTION, ["method", *(one.name for one in rankings), "mean rank"], rows)
-
-
-def _draw_ranks(rankings: Sequence[Ranking], title: str) -> ReportFigure:
-    """Draw one panel per comparison, one line per method: the score and two standard errors to each side."""
-    heights = [0.5 + 0.24 * len(one.scores) for one in rankings]
-    figure, panels = new_figure(0.5 + sum(heights), rows=len(rankings), height_ratios=heights)
-    for one, axes in zip(rankings, panels, strict=True):
-        methods = sorted(one.scores, key=one.ranks.__getitem__, reverse=True)
-        for y, method in enumerate(methods):
-            mean, error = one.scores[method]
-            look = {**line_style(methods, method), "linestyle": "none", "label": None}
-            if math.isfinite(mean):
-                axes.errorbar(mean, y, xerr=None if error is None else 2 * error, capsize=2, elinewidth=1.2, **look)
-        axes.set_yticks(range(len(methods)), [escape_mathtext(method) for method in methods], fontsize="small")
-        axes.set_ylim(-0.6, len(methods) - 0.4)
-        axes.set_title(f"{escape_mathtext(one.name)}: {escape_mathtext(one.measure)}", fontsize="small")
-    set_title(figure, title)
-    return ReportFigure("ranks", "Scores in each comparison, the best above; bars are two standard errors.", figure)

@@ -301,7 +301,8 @@ def test_ranks_of_two_reports_are_a_page_and_folders_of_the_same_name_are_refuse
     page = (tmp_path / "ranks" / "report.html").read_text()
     assert "All &lt;of&gt; them" in page
     assert "accuracy on test tasks; higher is better" in page
-    assert (tmp_path / "ranks" / "ranks.png").stat().st_size > 10_000
+    assert "• 0.499 ± 0.013 (1)" in page
+    assert sorted(p.name for p in (tmp_path / "ranks").glob("ranks.*")) == ["ranks.csv", "ranks.md", "ranks.tex"]
     capsys.readouterr()
     assert cli.main([*command, folder, folder]) == 2
     assert "--by_folder needs folders of different names, got default, default" in capsys.readouterr().err
