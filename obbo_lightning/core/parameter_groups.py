@@ -65,7 +65,7 @@ class ParameterGroup(Configurable):
             raise ValueError(f"start must {rule}, got {start[:4].tolist()}")
 
     def start(self, seed: int = 0) -> Tensor:
-        """Return the first values ``[size]``; ``seed`` is for groups that draw them."""
+        """Return the first values ``[size]``; ``seed`` is for groups with random ones."""
         if self._start is None:
             raise ValueError("start must be given where λ has no parameter groups, got none")
         return self._start
@@ -108,6 +108,9 @@ class Real(ParameterGroup):
         regularizer: h.
         domain: X.
         lr: α, or ``auto``: a typical change is s times the size of λ.
+
+    >>> Real([0.5, -0.5]).start(), Real(size=3).size
+    (tensor([ 0.5000, -0.5000], dtype=torch.float64), 3)
     """
 
     def __init__(
@@ -133,6 +136,9 @@ class Positive(ParameterGroup):
         regularizer: h.
         domain: X; the smallest value is 1.2e-38.
         lr: α, or ``auto``: a typical change of log λ is s.
+
+    >>> Positive(0.1, upper=10.0).domain.upper
+    10.0
     """
 
     def __init__(
@@ -160,6 +166,9 @@ class OnSimplex(ParameterGroup):
         regularizer: h.
         domain: X.
         lr: α, or ``auto``: a typical change of log λ is s.
+
+    >>> OnSimplex(4).start()
+    tensor([0.2500, 0.2500, 0.2500, 0.2500], dtype=torch.float64)
     """
 
     def __init__(
@@ -188,6 +197,9 @@ class Interval(ParameterGroup):
         regularizer: h.
         domain: X.
         lr: α, or ``auto``: a typical change is s times a tenth of the width.
+
+    >>> Interval(0.0, 0.5).start()
+    tensor([0.2500], dtype=torch.float64)
     """
 
     def __init__(

@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 from obbo_lightning import __version__
 from obbo_lightning.config.files import Config, ConfigError
 from obbo_lightning.core.problem import Task
-from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, read_checkpoint, verify_checkpoint
+from obbo_lightning.runs.checkpoints import (
+    digest,
+    list_checkpoints,
+    newest_checkpoint,
+    read_checkpoint,
+    verify_checkpoint,
+)
 from obbo_lightning.runs.directory import RunDirectory, read_config, summary_text, write_atomically
 from obbo_lightning.runs.table import RoundTable, TableMark, require_rows, restore_rows, restore_timings
 from obbo_lightning.streams.fingerprints import compare
@@ -182,7 +188,7 @@ def require_intact(run: RunDirectory) -> Provenance | None:
         require_rows(run.path / name, mark, complete=run.finished)
     for name, known_hash in known.closing.items() if run.finished else ():
         file = run.path / name
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != known_hash:
+        if not file.is_file() or digest(file) != known_hash:
             raise ProvenanceError(f"{file} is damaged: it is not what the run wrote at its end")
     return known
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from obbo_lightning.core.capacity import require_memory
-from obbo_lightning.core.validation import at_least
+from obbo_lightning.core.validation import at_least, require_memory
 from obbo_lightning.streams.few_shot.classes import Division, StoredClasses
 from obbo_lightning.streams.few_shot.stream import Drawing, FewShotStream, image_inputs
 from obbo_lightning.streams.readers.npz import read_arrays

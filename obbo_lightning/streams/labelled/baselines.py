@@ -27,10 +27,7 @@ def fixed_outer(
     for t, task in enumerate(tasks):
         at = outer(t)
         oracle = Oracle(problem, at, task, Key(seed, t), warm.solver_state)
-        first = warm.inner
-        if first is None and algorithm.inner.warm_starts:
-            first = problem.initial_inner(at, task)
-        inner = algorithm.inner(oracle, first)
+        inner = algorithm.inner(oracle, algorithm.inner.warm_start(oracle, warm.inner))
         warm = InnerState(inner if algorithm.inner.warm_starts else None, None, oracle.solver_state)
         found.append(oracle.outer_loss(inner) if metric == "loss" else problem.scores(at, inner, task)[metric])
     return found
