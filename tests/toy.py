@@ -8,7 +8,7 @@ from obbo_lightning.config.registry import component_names
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.hypergradients import ConjugateGradient
 from obbo_lightning.solvers import GradientDescent
-from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.testing import central_difference
 
 F64 = torch.float64
 # The algorithms of the paper; MAML and ANIL are for few-shot problems only.

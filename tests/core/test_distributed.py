@@ -41,11 +41,11 @@ class AllReduce:
     """Sum over threads that take the place of processes."""
 
     def __init__(self, ranks):
-        self.barrier, self.messages, self.calls = Barrier(ranks, timeout=60), [None] * ranks, []
+        self.barrier, self.messages, self.ranks = Barrier(ranks, timeout=60), [None] * ranks, []
 
     def __call__(self, rank, flat):
         self.messages[rank] = flat
-        self.calls.append(rank)
+        self.ranks.append(rank)
         self.barrier.wait()
         total = torch.stack(self.messages).sum(0)
         self.barrier.wait()
@@ -72,7 +72,7 @@ def test_two_processes_compute_the_rounds_of_one(cls, division):
             for rank in range(2)
         ]
         found = [future.result() for future in futures]
-    assert sorted(all_reduce.calls) == [0, 0, 1, 1]  # one message per round of each process
+    assert sorted(all_reduce.ranks) == [0, 0, 1, 1]  # one message per round of each process
     for one, first, second in zip(expected, *found, strict=True):
         assert torch.equal(first.outer, second.outer)
         for name in ("outer", "loss", "inner_loss", "residual", "hypergradient_error"):

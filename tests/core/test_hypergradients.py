@@ -20,7 +20,7 @@ from obbo_lightning.core.randomness import Key
 from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
 from obbo_lightning.solvers import ExactSolution, GradientDescent
 from obbo_lightning.streams.quadratic import QuadraticTasks
-from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.testing import central_difference
 
 
 def gradient_descent_path(problem, outer, start, task, steps, lr):

@@ -214,8 +214,8 @@ def test_regrets_and_generalized_gradients_of_the_groups_add_up_to_the_total():
     _, updates = run_steps(OBBO(window=2), groups)
     for update in updates:
         for kind in ("euclidean", "generalized"):
-            parts = sum(update.regret[f"{kind}/{name}"] for name in groups.named)
-            assert torch.allclose(parts, update.regret[kind], rtol=1e-12)
+            total = sum(update.regret[f"{kind}/{name}"] for name in groups.named)
+            assert torch.allclose(total, update.regret[kind], rtol=1e-12)
         squares = sum(update.step_metrics[f"generalized_norm/{name}"].square() for name in groups.named)
         assert torch.allclose(squares, update.generalized_gradient.square().sum(-1), rtol=1e-12)
         assert update.regret["exact"] is update.regret["exact/decay"] is None

@@ -5,11 +5,7 @@ import pytest
 import torch
 from toy import F64
 
-from obbo_lightning import (
-    SGDM,
-    Adam,
-    BregmanProx,
-)
+from obbo_lightning import SGDM, Adam, BregmanProx
 from obbo_lightning.domains import Box, L2Ball, Nonnegative, RealSpace, Simplex
 from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
 from obbo_lightning.regularizers import L1
@@ -92,7 +88,7 @@ def test_multiplying_f_by_1024_gives_the_same_lambda_to_the_last_bit(geometry, d
     q = random_directions(seed=1)
     results = []
     for factor in (1, 1024, 1 / 1024):
-        regularizer = L1(l1 * factor)  # h is a part of the objective
+        regularizer = L1(l1 * factor)  # h is a term of the objective, too
         path, rates = run_optimizer(
             lambda o, h=regularizer: BregmanProx([o], "auto", geometry, h, domain), START, factor * q
         )

@@ -19,8 +19,7 @@ from obbo_lightning.hypergradients import FixedPoint, Unrolled
 from obbo_lightning.networks import CNN4, MLP
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
-from obbo_lightning.testing import problem as contract
-from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.testing import central_difference, problem as contract
 
 TINY = partial(CNN4, ways=3, image_size=16, filters=2)
 VECTORS = partial(MLP, ways=3, shape=[4], widths=[6])

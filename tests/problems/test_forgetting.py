@@ -24,8 +24,8 @@ def random_task(kind, past=5, rows=8, features=3, seed=0):
 
 
 def weights(lanes=2, past=5, seed=1):
-    drawn = torch.rand(lanes, past, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    return drawn / drawn.sum(-1, keepdim=True)
+    positive = torch.rand(lanes, past, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return positive / positive.sum(-1, keepdim=True)
 
 
 def loss_by_block(kind, ridge, outer, inner, task):

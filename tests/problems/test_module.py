@@ -24,8 +24,7 @@ from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
 from obbo_lightning.networks.functional_module import FunctionalModule
 from obbo_lightning.problems.module import CurrentWeights, TrainedModuleProblem, batch_of, cast_floats
 from obbo_lightning.solvers import GradientDescent
-from obbo_lightning.testing import check_problem
-from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.testing import central_difference, check_problem
 
 
 def training_loss(model, batch, hyper):
@@ -128,9 +127,9 @@ def test_a_mini_batch_is_rows_of_one_kind_and_the_rest_is_shared():
     sample = Sample(4, 3)
     for kind, rows, loss in (("train", 12, RIDGE.inner_loss), ("validation", 5, RIDGE.outer_loss)):
         chosen = sample.indices(rows)
-        part = {name: v[chosen] if name.startswith(kind) else v for name, v in TASK.items()}
-        assert torch.equal(loss(OUTER, INNER, TASK, sample), loss(OUTER, INNER, part))
-        assert not torch.equal(loss(OUTER, INNER, TASK, Sample(5, 3)), loss(OUTER, INNER, part))
+        selected = {name: v[chosen] if name.startswith(kind) else v for name, v in TASK.items()}
+        assert torch.equal(loss(OUTER, INNER, TASK, sample), loss(OUTER, INNER, selected))
+        assert not torch.equal(loss(OUTER, INNER, TASK, Sample(5, 3)), loss(OUTER, INNER, selected))
     assert set(batch_of(TASK, "train", sample)) == {"x", "y", "source", "level"}
     assert torch.equal(batch_of(TASK, "validation", Sample(4, None))["x"], TASK["validation_x"])
 

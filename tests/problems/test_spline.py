@@ -1,5 +1,6 @@
 """The smoothing spline against dense algebra in extended precision and central differences."""
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -7,9 +8,9 @@ from hypothesis import given, strategies as st
 from toy import F64, normal
 
 from obbo_lightning.core.randomness import Sample
-from obbo_lightning.problems.spline import SmoothingSpline, spline_task
-from obbo_lightning.testing import check_problem
-from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.problems import spline
+from obbo_lightning.problems.spline import SmoothingSpline, solve_spline, spline_task
+from obbo_lightning.testing import central_difference, check_problem
 
 SPLINE = SmoothingSpline()
 
@@ -144,3 +145,37 @@ def test_a_constant_series_is_not_divided_by_its_rounding_errors(price):
 def test_impossible_tasks_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         spline_task(torch.zeros(1, 3), **changes)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_every_lane_is_solved_on_its_own_and_in_float64(dtype):
+    values, weight = normal(6, 9).to(dtype), torch.tensor([1e-6, 0.2, 0.9, 3.0, 40.0, 1e6], dtype=dtype)
+    stiffness = (torch.rand(8, generator=torch.Generator().manual_seed(0)) + 0.2).to(dtype)
+    solution, derivative = solve_spline(values, stiffness, weight)
+    assert solution.dtype == derivative.dtype == dtype
+    differences = torch.eye(9, dtype=F64).diff(dim=0)
+    bend = differences.T @ torch.diag(stiffness.double()) @ differences
+    for lane, lam in enumerate(weight.double()):
+        matrix = torch.eye(9, dtype=F64) + lam * bend
+        expected = torch.linalg.solve(matrix, values[lane].double())
+        slope = -torch.linalg.solve(matrix, bend @ expected)
+        tolerance = {"rtol": 1e-8, "atol": 1e-9} if dtype == F64 else {"rtol": 1e-5, "atol": 1e-7}
+        assert torch.allclose(solution[lane].double(), expected, **tolerance)
+        assert torch.allclose(derivative[lane].double(), slope, **tolerance)
+        alone = solve_spline(values[lane : lane + 1], stiffness, weight[lane : lane + 1])
+        assert torch.equal(alone[0][0], solution[lane])
+        assert torch.equal(alone[1][0], derivative[lane])
+
+
+def test_the_solver_works_where_nothing_can_be_cached(monkeypatch):
+    compile_function = numba.njit
+
+    def without_cache(*arguments, **options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return compile_function(*arguments, **options)
+
+    monkeypatch.setattr(numba, "njit", without_cache)
+    compiled = spline._compiled.__wrapped__()
+    solution, _ = compiled(np.ones((3, 1)), np.ones(2), np.ones(1))
+    assert np.allclose(solution, 1)
