@@ -54,6 +54,9 @@ class ANIL(MAML):
 
     Reference: Raghu, Raghu, Bengio, Vinyals, "Rapid Learning or Feature Reuse? Towards Understanding the Effectiveness
     of MAML", 2020.
+
+    >>> ANIL().inner  # doctest: +SKIP
+    Adaptation(steps=5, lr=0.1, head_only=True)
     """
 
     head_only = True

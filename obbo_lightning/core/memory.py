@@ -21,6 +21,9 @@ class InnerState:
         inner: β_t ``[lanes, p]``; None where rounds do not start from the previous inner variable.
         linear_solution: solution of the linear system ``[lanes, p]``, for a warm-started estimator.
         solver_state: state of an inner solver, such as a momentum ``[lanes, …]``.
+
+    >>> InnerState(torch.tensor([[1.0], [2.0]])).lanes(slice(1, 2)).inner
+    tensor([[2.]])
     """
 
     inner: Tensor | None = None

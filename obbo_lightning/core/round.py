@@ -114,6 +114,16 @@ def run_round(
         state: where each task's solvers start: `states` of the previous round.
         key: identifies the round's randomness.
         shard: the tasks or the lanes of this process, where several processes share a round.
+
+    >>> from obbo_lightning import OBBO
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream, algorithm, state = QuadraticTasks(rounds=3), OBBO(window=2), InnerState()
+    >>> step = OuterStep(Parameter(stream.initial_outer()), algorithm)
+    >>> for t, task in enumerate(stream):
+    ...     round = run_round(stream.problem, algorithm, step, task, state, Key(seed=0, round=t))
+    ...     (state,) = round.states
+    >>> round.window_fill, round.loss.shape
+    (2, torch.Size([1]))
     """
     tasks = [task] if isinstance(task, dict) else list(task)
     states = [state] * len(tasks) if isinstance(state, InnerState) else state
@@ -216,7 +226,23 @@ def _run(
 def estimate_hypergradient(
     problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, state: InnerState, key: Key
 ) -> Estimate:
-    """Estimate the hypergradient of one task at λ. Pure: the same arguments give the same estimate."""
+    """Estimate the hypergradient of one task at λ. Pure: the same arguments give the same estimate.
+
+    Args:
+        problem: has f_t and g_t.
+        algorithm: has the inner solver and the estimator.
+        outer: λ ``[lanes, d]``.
+        task: to be solved.
+        state: where its solvers start.
+        key: identifies its randomness.
+
+    >>> from obbo_lightning import OBBO
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> found = estimate_hypergradient(stream.problem, OBBO(), stream.initial_outer(), stream[0], InnerState(), Key())
+    >>> found.hypergradient.shape, found.evaluations  # 20 inner steps and 5 iterations of the fixed point
+    (torch.Size([1, 4]), {'gradients': 22, 'products': 4})
+    """
     oracle = Oracle(problem, outer, task, key, state.solver_state)
     start = algorithm.inner.warm_start(oracle, state.inner)
     result = algorithm.hypergradient(oracle, algorithm.inner, start, state.linear_solution)
