@@ -56,29 +56,6 @@ def test_unrolled_is_the_derivative_of_the_unrolled_loss(problem, start, steps):
     assert torch.allclose(found.loss, unrolled_loss(outer), rtol=1e-14)
 
 
-@pytest.mark.parametrize("start", ["previous", "outer"])
-def test_unrolled_is_the_papers_analytical_formula(start):
-    problem, task, outer, first = Nonlinear(), toy_task(), toy_point(), toy_point(seed=2)
-    steps, lr = 5, 0.3
-    path = gradient_descent_path(problem, outer, outer if start == "outer" else first, task, steps, lr)
-    expected, by_inner = dense_outer_gradients(problem, outer, path[-1], task)
-    dense = [dense_hessian(problem, outer, point, task) for point in path]
-
-    def contract(vector, after):
-        """Return ∏_{j=after}^{K−1} (I − η ∇²_ωω g(ω^j)) · vector."""
-        for j in reversed(range(after, steps)):
-            vector = vector - lr * product(dense[j][0], vector)
-        return vector
-
-    for k in range(steps):
-        # ∇²_λω g(ω^k) ∏_{j=k+1}^{K−1} (I − η ∇²_ωω g(ω^j)) ∇_ω f(ω^K)
-        expected = expected - lr * product(dense[k][1], contract(by_inner, k + 1))
-    if start == "outer":
-        expected = expected + contract(by_inner, 0)
-    found = estimate(Unrolled(), GradientDescent(steps, lr, start), problem, outer, task, first)
-    assert (found.value - expected).abs().max() <= 1e-10
-
-
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_fixed_point_is_its_series_at_any_inner_variable(steps):
     problem, task, outer, first = Nonlinear(), toy_task(), toy_point(), toy_point(seed=2)
