@@ -198,7 +198,7 @@ class _GroupStepHooks:
                 if group.lr == "auto":
                     auto = auto_step(group.geometry, group.domain, outer, direction, group.scale, states[group.name])
                     direction.copy_(auto.relative)
-                    rates[i] = (group.scale * group.geometry.reach(outer, group.domain)).where(auto.moves, 0.0)
+                    rates[i] = group.scale * group.geometry.reach(outer, group.domain)
             self._starts.append((parameter, parameter.detach().clone(), rates, states))
             parameter.zero_()
 

@@ -142,3 +142,11 @@ def test_tasks_solved_as_lanes_give_the_round_of_a_loop(inner):
             found = getattr(one, name)
             assert (found is None) == (value is None)
             assert value is None or torch.allclose(found, value, rtol=1e-10), name
+
+
+def test_a_sum_over_processes_keeps_shapes_and_dtypes():
+    values = [torch.ones(2, 3), torch.full((4,), 0.1, dtype=torch.float64), torch.zeros(0)]
+    found = Shard(all_reduce=lambda flat: 2 * flat).sum(values)
+    for one, other in zip(values, found, strict=True):
+        assert other.dtype == one.dtype
+        assert torch.equal(other, 2 * one)

@@ -45,3 +45,7 @@ def test_an_unknown_vector_counts_as_the_one_before_it():
     for vectors in ([[3.0], [1.0]], [[3.0], [2.0]], [[4.0], [2.0]]):
         expected = repeated.add(torch.tensor(vectors))
     assert torch.equal(found, expected)
+
+
+def test_squares_of_float32_vectors_do_not_overflow():
+    assert float(Regret(1).add(torch.full((1, 1), 1e30))) == pytest.approx(1e60)

@@ -101,6 +101,17 @@ def test_dropout_is_drawn_from_a_seed_and_left_out_without_one(make):
     assert not FlatNetwork(make().eval()).is_stochastic
 
 
+class OwnNoise(nn.Linear):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5))
+
+
+def test_a_network_that_draws_random_numbers_of_its_own_is_refused():
+    network = FlatNetwork(OwnNoise(4, 3))
+    with pytest.raises(ValueError, match=r"in modules of torch.nn such as nn.Dropout, got OwnNoise, which draws in"):
+        network(network.initial(0), EXAMPLES)
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [

@@ -262,6 +262,11 @@ def test_losses_of_a_module_in_training_are_on_their_own_batches_and_in_full_pre
     assert found == pytest.approx([expected[0], 10 + expected[1]], rel=1e-6)
     with torch.no_grad():  # only reported: the value where it was differentiated
         assert float(problem.inner_loss(outer, 0 * inner, task)) == found[0]
+    modes = []
+    recording = TrainedModuleProblem(network, *[lambda *a: [modes.append(a[0].linear.training), loss(*a)][1]] * 2)
+    recording.inner_loss(outer, inner, task)
+    recording.outer_loss(outer, inner, task)
+    assert modes == [True, False]  # the validation loss is computed in evaluation mode
 
 
 def test_the_inner_variable_of_a_module_in_training_is_its_current_weights():

@@ -78,6 +78,11 @@ TASK = spline_task(normal(5, 40).cumsum(1), training=torch.arange(40) % 5 != 2, 
 def test_the_spline_keeps_the_contract_of_a_problem():
     outer = torch.logspace(-2, 1, 5, dtype=F64).unsqueeze(-1)
     check_problem(SPLINE, outer, SPLINE.solution(outer, TASK), TASK)
+    uniform = spline_task(normal(5, 40).cumsum(1))  # where the bound of the smoothness is nearly attained
+    stiffness = np.diff(np.eye(40), axis=0).T @ np.diff(np.eye(40), axis=0)
+    largest = 2 * (1 + outer[:, 0] * np.linalg.eigvalsh(stiffness)[-1])
+    assert (SPLINE.smoothness(outer, uniform) >= largest).all()
+    assert torch.allclose(SPLINE.smoothness(outer, uniform), largest, rtol=0.01)
 
 
 def test_selected_lanes_share_the_sites():
@@ -149,7 +154,7 @@ def test_impossible_tasks_are_refused(changes, message):
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_every_lane_is_solved_on_its_own_and_in_float64(dtype):
-    values, weight = normal(6, 9).to(dtype), torch.tensor([1e-6, 0.2, 0.9, 3.0, 40.0, 1e6], dtype=dtype)
+    values, weight = normal(6, 9).to(dtype), torch.tensor([1e-12, 0.2, 0.9, 3.0, 40.0, 1e6], dtype=dtype)
     stiffness = (torch.rand(8, generator=torch.Generator().manual_seed(0)) + 0.2).to(dtype)
     solution, derivative = solve_spline(values, stiffness, weight)
     assert solution.dtype == derivative.dtype == dtype
@@ -179,3 +184,10 @@ def test_the_solver_works_where_nothing_can_be_cached(monkeypatch):
     compiled = spline._compiled.__wrapped__()
     solution, _ = compiled(np.ones((3, 1)), np.ones(2), np.ones(1))
     assert np.allclose(solution, 1)
+
+
+@pytest.mark.parametrize("weight", [1e-3, 0.9, 1.0, 1e6])
+def test_the_derivative_sums_to_zero_however_large_the_values_are(weight):
+    values = 1e8 + normal(2, 60).cumsum(1)  # Σβ = Σy for every λ
+    _, derivative = solve_spline(values, torch.ones(59, dtype=F64), torch.full((2,), weight, dtype=F64))
+    assert float(derivative.sum(1).abs().max()) < 1e-14 * float(derivative.abs().sum())
