@@ -56,8 +56,7 @@ class BregmanProx(Optimizer):
         scale: float = DEFAULT_SCALE,
         groups: Sequence[ParameterGroup] | None = None,
     ) -> None:
-        single = ParameterGroup(None, geometry or Euclidean(), regularizer, domain, lr)
-        self.groups = tuple(groups or [single.replace(scale=scale)])
+        self.groups = tuple(groups or [ParameterGroup(None, geometry or Euclidean(), regularizer, domain, lr, scale)])
         self.lengths: Tensor | None = None
         rate = self.groups[0].rate if not self.groups[0].name else lr
         super().__init__(params, {"lr": rate, **auto_names(self.groups)})

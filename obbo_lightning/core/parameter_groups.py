@@ -30,7 +30,6 @@ class ParameterGroup(Configurable):
         name: empty where λ has no groups.
         where: its coordinates of λ.
         size: number of coordinates.
-        scale: s, where ``lr`` is ``auto``; the algorithm chooses it.
 
     Args:
         start: first values ``[size]``; None where λ has no groups, so that its start is given elsewhere.
@@ -38,11 +37,11 @@ class ParameterGroup(Configurable):
         regularizer: h.
         domain: X.
         lr: α, or ``auto`` (`auto_step`).
+        scale: s, where ``lr`` is ``auto``.
     """
 
     name = ""
     where = slice(None)
-    scale: float = DEFAULT_SCALE
     has_named_coordinates = True  # false for the weights of a network, which are not reported one by one
 
     def __init__(
@@ -52,6 +51,7 @@ class ParameterGroup(Configurable):
         regularizer: ElasticNet | None = None,
         domain: Domain | None = None,
         lr: LearningRate = "auto",
+        scale: float = DEFAULT_SCALE,
     ) -> None:
         self._start = start
         self.size = 0 if start is None else start.numel()
@@ -59,6 +59,7 @@ class ParameterGroup(Configurable):
         self.regularizer: ElasticNet = regularizer or NoRegularizer()
         self.domain: Domain = domain or RealSpace()
         self.lr = lr
+        self.scale = scale
         self._validate()
         if start is not None and not bool(self.domain.contains(start)):
             rule = "be above 0, and at most its upper end" if isinstance(self, Positive) else f"lie in {self.domain!r}"
