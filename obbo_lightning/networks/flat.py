@@ -12,10 +12,8 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from obbo_lightning.core.domains import Domain
-from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
-from obbo_lightning.core.parameter_groups import LearningRate, ParameterGroup
-from obbo_lightning.core.regularizers import ElasticNet
+from obbo_lightning.core.geometry import AdaptiveDiagonal
+from obbo_lightning.core.parameter_groups import ParameterGroup
 
 Factory = Callable[[], nn.Module]
 
@@ -121,12 +119,11 @@ class FlatNetwork:
 class Weights(ParameterGroup):
     """All trainable parameters of a network, flat: the paper's adaptive geometry on R^d.
 
+    With ``lr: auto`` all weights together move by s times their root mean square.
+
     Args:
         network: whose weights are the start; or a class or function without arguments that makes one from the seed.
-        geometry: φ_t.
-        regularizer: h.
-        domain: X.
-        lr: α, or ``auto``: all weights together move by s times their root mean square.
+        settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
 
     >>> weights = Weights(nn.Linear(3, 2))
     >>> weights.size, weights.network(weights.start(), weights.start().new_ones(4, 3)).shape
@@ -135,16 +132,9 @@ class Weights(ParameterGroup):
 
     has_named_coordinates = False
 
-    def __init__(
-        self,
-        network: Factory | nn.Module,
-        geometry: Geometry | None = None,
-        regularizer: ElasticNet | None = None,
-        domain: Domain | None = None,
-        lr: LearningRate = "auto",
-    ) -> None:
+    def __init__(self, network: Factory | nn.Module, **settings: Any) -> None:
         self.network = FlatNetwork(network)
-        super().__init__(self.network.initial(0), geometry or AdaptiveDiagonal(), regularizer, domain, lr)
+        super().__init__(self.network.initial(0), **{"geometry": AdaptiveDiagonal()} | settings)
 
     def start(self, seed: int = 0) -> Tensor:
         """Return the network's own initialisation from ``seed``, or the weights that it came with."""
