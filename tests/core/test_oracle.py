@@ -93,7 +93,7 @@ class WithDropout(Nonlinear):
     is_stochastic = True
 
 
-def test_the_noise_of_a_problem_is_drawn_in_inner_steps_and_left_out_of_hypergradients():
+def test_the_noise_of_a_problem_is_in_inner_steps_and_left_out_of_hypergradients():
     oracle = Oracle(WithDropout(), toy_point(), toy_task(), Key(3))
     assert oracle.draw("inner", 2, None) == Sample(Key(3).seed_for("inner", 2), None)
     assert oracle.draw("zeta", 2, None) is None

@@ -153,6 +153,7 @@ def test_a_killed_run_is_resumed_by_another_process(folder):
 @pytest.mark.parametrize("name", ["tune_a_module.py", "label_noise.py", "csv_with_drift.py", "with_a_trainer.py"])
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # of Lightning's own loader
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")  # where Slurm is installed
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 def test_scripts_run_as_they_are(folder, name, monkeypatch, capsys):

@@ -88,7 +88,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("make", [partial(OwnNetwork, 0.5), Attention, Recurrent])
-def test_dropout_is_drawn_from_a_seed_and_left_out_without_one(make):
+def test_dropout_follows_a_seed_and_is_left_out_without_one(make):
     network = FlatNetwork(make)
     flat, examples = network.initial(0), EXAMPLES if make not in (Attention, Recurrent) else EXAMPLES.view(4, 3, 4)
     assert network.is_stochastic
