@@ -25,7 +25,7 @@ trainer = L.Trainer(
 trainer.fit(module, data)
 trainer.test(module, data)
 
-again = OnlineBilevelModule.load_from_checkpoint(best.best_model_path)
+again = OnlineBilevelModule.load_from_checkpoint(best.best_model_path, trust=True)
 print(f"{trainer.global_step} rounds; the best weight is {again.outer.item():.3f}")
 more = L.Trainer(max_steps=trainer.global_step + 20, logger=False, plugins=[ExactCheckpoints()])
 more.fit(again, StreamDataModule(data.stream), ckpt_path=best.last_model_path)  # 20 more rounds of the same stream

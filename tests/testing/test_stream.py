@@ -11,7 +11,7 @@ from obbo_lightning import FewShot, Metric, Quadratic, Stream, Tasks
 from obbo_lightning.config.registry import component_names, find_component
 from obbo_lightning.networks import MLP
 from obbo_lightning.streams.few_shot import fc100
-from obbo_lightning.streams.few_shot.stream import Drawing, FewShotStream
+from obbo_lightning.streams.few_shot.stream import FewShotStream
 from obbo_lightning.testing import check_stream
 
 F64 = torch.float64
@@ -258,7 +258,8 @@ class GaussianStream(FewShotStream):
 
     def __init__(self, seed=0):
         splits = {"train": range(5), "validation": range(5, 10), "test": range(10, 15)}
-        super().__init__(GaussianClasses(), splits, Drawing(ways=3), seed)
+        super().__init__(ways=3, seed=seed)
+        self.make_tasks(GaussianClasses(), splits)
 
 
 def test_few_shot_tasks_from_a_users_source_keep_the_contract():
