@@ -14,9 +14,8 @@ from torch import Tensor
 
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.config.parse import Config
-from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.problem import Task
-from obbo_lightning.core.validation import at_least
+from obbo_lightning.core.validation import at_least, require_memory
 from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, write_atomically

@@ -13,7 +13,7 @@ import yaml
 from obbo_lightning.training.sizes import require_sizes
 
 from obbo_lightning import cli
-from obbo_lightning.core import capacity
+from obbo_lightning.core import validation
 from obbo_lightning.inference.inputs import ImageInputs
 from obbo_lightning.inference.predictions import read_query
 from obbo_lightning.streams import MarketStream
@@ -109,7 +109,7 @@ SIZES = {
 
 
 def test_a_window_of_tasks_is_as_large_as_its_tasks(monkeypatch):
-    monkeypatch.setattr("obbo_lightning.core.capacity.memory", lambda: 10**7)
+    monkeypatch.setattr("obbo_lightning.core.validation.available_memory", lambda: 10**7)
     usual = {"tasks_per_round": 1, "evaluation": {"tasks": 1}, "regret_window": 1, "workers": 0}
     task = {"x": torch.zeros(1000, dtype=torch.float64)}
     require_sizes({**usual, "algorithm": {"name": "obbo", "window": 1000}}, torch.zeros(1, 3), task)
@@ -123,7 +123,7 @@ def test_lanes_times_sites_are_counted_before_they_are_cut(monkeypatch):
     def never(*given):
         raise AssertionError("allocated")
 
-    monkeypatch.setattr(capacity, "memory", lambda: 10**7)
+    monkeypatch.setattr(validation, "available_memory", lambda: 10**7)
     for name in ("simulate_market", "_cut_all", "training_mask"):
         monkeypatch.setattr(market, name, never)
     with pytest.raises(ValueError, match=r"events × \(data\.subset .* must fit into the memory of this machine"):
@@ -136,8 +136,8 @@ def test_lanes_times_sites_are_counted_before_they_are_cut(monkeypatch):
 
 def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("12345\n")
-    monkeypatch.setattr(capacity, "LIMITS", (str(tmp_path / "none"), str(tmp_path / "memory.max")))
-    assert capacity.memory.__wrapped__() == 12345
+    monkeypatch.setattr(validation, "CONTAINER_LIMITS", (str(tmp_path / "none"), str(tmp_path / "memory.max")))
+    assert validation.available_memory.__wrapped__() == 12345
 
 
 def test_a_configuration_has_a_largest_length(tmp_path, monkeypatch, capsys):
