@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from obbo_lightning import cli
 from obbo_lightning.escaping import escape_cell, escape_table, escape_terminal, unescape_cell, unescape_table
-from obbo_lightning.experiments.report import write_page
+from obbo_lightning.experiments.report import Page
 from obbo_lightning.experiments.report_data import Table, finish_figure, line_style, new_figure, report_style
 from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.figures import draw_figures
@@ -80,6 +80,7 @@ def test_figures_and_pages_of_reports_print_dollar_signs_and_markup(tmp_path):
         axes.plot([1, 2], [1, 2], **line_style([label], label))
         drawn = finish_figure(figure, axes, "drawn", "A figure.", label)
     table = Table("t", "A table.", ("algorithm",), [(label,)])
-    page = write_page(tmp_path, label, [("x", label)], [table], [drawn], [label], [], []).page.read_text()
+    Page(label, [("x", label)], [table], [drawn], [label]).write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;" in page

@@ -63,8 +63,8 @@ class Report(NamedTuple):
 
     page: Path
     written: list[Path]
-    tables: list[Table]
-    left_out: list[LeftOut]
+    tables: Sequence[Table]
+    left_out: Sequence[LeftOut]
 
 
 class _Source(NamedTuple):
@@ -107,8 +107,8 @@ def write_report(
     _make_folder(output)
     written = [*data.write(output), *(search.write(output) if search else []), output / "facts.csv"]
     escape_table(pl.DataFrame(facts, ["name", "value"], orient="row")).write_csv(output / "facts.csv")
-    left_out = list(source.left_out)
-    return write_page(output, title, facts, tables, figures, left_out, settings, written)
+    page = Page(title, facts, tables, figures, source.left_out, settings)
+    return Report(output / "report.html", [*written, *page.write(output)], tables, source.left_out)
 
 
 def draw_runs(paths: list[Path], title: str) -> list[ReportFigure]:
@@ -224,34 +224,27 @@ def _make_folder(output: Path) -> None:
         raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
 
 
-def write_page(
-    output: Path,
-    title: str,
-    facts: Facts,
-    tables: list[Table],
-    figures: Sequence[ReportFigure],
-    left_out: list[LeftOut],
-    settings: list[Table],
-    written: list[Path],
-) -> Report:
-    """Write tables and figures as files, and report.html, which contains all of them."""
-    from obbo_lightning import __version__
+class Page(NamedTuple):
+    """Content of an HTML page."""
 
-    written = [*written, *(path for table in (*tables, *settings) for path in table.write(output))]
-    written += [path for figure in figures for path in figure.save(output)]
-    environment = Environment(loader=PackageLoader("obbo_lightning.experiments", "."), autoescape=True)
-    page = output / "report.html"
-    content = environment.get_template("page.html").render(
-        title=title,
-        facts=facts,
-        tables=tables,
-        figures=[_embed(figure, output) for figure in figures],
-        left_out=left_out,
-        settings=settings,
-        version=__version__,
-    )
-    page.write_text(content + "\n", encoding="utf-8")
-    return Report(page, [page, *written], tables, left_out)
+    title: str
+    facts: Facts
+    tables: Sequence[Table]
+    figures: Sequence[ReportFigure] = ()
+    left_out: Sequence[LeftOut] = ()
+    settings: Sequence[Table] = ()
+
+    def write(self, output: Path) -> list[Path]:
+        """Write tables and figures as files, and report.html, which contains all of them."""
+        from obbo_lightning import __version__
+
+        written = [path for table in (*self.tables, *self.settings) for path in table.write(output)]
+        written += [path for figure in self.figures for path in figure.save(output)]
+        template = Environment(loader=PackageLoader("obbo_lightning.experiments", "."), autoescape=True)
+        embedded = {"figures": [_embed(figure, output) for figure in self.figures], "version": __version__}
+        content = template.get_template("page.html").render({**self._asdict(), **embedded})
+        (output / "report.html").write_text(content + "\n", encoding="utf-8")
+        return [output / "report.html", *written]
 
 
 def _embed(figure: ReportFigure, folder: Path) -> dict[str, Any]:
@@ -323,8 +316,9 @@ def write_ranks(paths: Sequence[Path], output: Path, title: str) -> Report:
         raise ValueError(f"--by_folder needs folders of different names, got {', '.join(names)}")
     rankings = [read_ranking(name, path) for name, path in zip(names, paths, strict=True)]
     _make_folder(output)
-    facts = [(one.name, one.measure) for one in rankings]
-    return write_page(output, title, facts, [ranks_table(rankings)], [], [], [], [])
+    tables = [ranks_table(rankings)]
+    written = Page(title, [(one.name, one.measure) for one in rankings], tables).write(output)
+    return Report(output / "report.html", written, tables, [])
 
 
 def read_ranking(name: str, path: Path) -> Ranking:

@@ -95,14 +95,6 @@ def test_paired_differences_are_those_of_numpy(runs, report):
     assert (rows["sobow"]["pairs"], rows["adam"]["pairs"]) == ("2", "1")
 
 
-def test_every_round_of_every_run_is_in_the_data(runs, report):
-    rounds = pl.read_csv(report / "rounds.csv")
-    assert len(rounds) == 25
-    ((_, adam),) = by_seed(runs, "adam")
-    mine = rounds.filter(pl.col("label") == "adam")["hypergradient_norm"].to_numpy()
-    assert np.allclose(mine, column(adam / "metrics.csv", "hypergradient_norm"), rtol=1e-5)
-
-
 class Images(HTMLParser):
     def __init__(self):
         super().__init__()
@@ -204,21 +196,12 @@ def market(tmp_path_factory):
 def test_the_market_table_is_that_of_numpy(market):
     rows = read_rows(market / "out" / "table.csv")
     assert list(rows) == ["obbo, window = 1", "obbo, window = 3", "sobow", "adam", "last value"]
-    (mine,) = [p for p in (market / "runs").glob("*/obbo-*") if "window: 1\n" in (p / "config.yaml").read_text()]
-    (theirs,) = (market / "runs").glob("*/sobow-*")
-    errors, others = (column(p / "events.csv", "test_mse") for p in (mine, theirs))
-    row, median = rows["obbo, window = 1"], np.median(errors)
-    assert row["mean"] == f"{errors.mean():.4f}"
-    assert row["standard error"] == ""  # of one day
-    assert row["median"] == f"{median:.4f}"
-    assert row["median abs. deviation"] == f"{np.median(np.abs(errors - median)):.4f}"
-    assert rows["sobow"]["median regret"] == f"{np.median(column(theirs / 'events.csv', 'regret')):.3f}"
-    assert rows["last value"]["mean"] == f"{column(mine / 'events.csv', 'naive_mse').mean():.4f}"
-    pairs = read_rows(market / "out" / "paired.csv")["sobow"]
-    assert pairs["events larger / smaller"] == f"{(others > errors).sum()} / {(others < errors).sum()}"
-    difference, _, error = pairs["difference of the mean squared error"].partition(" ± ")
-    assert float(difference) == pytest.approx((others - errors).mean(), abs=6e-5)
-    assert error == ""
+    (sobow,) = (market / "runs").glob("*/sobow-*")
+    errors = column(sobow / "events.csv", "test_mse")
+    assert (rows["sobow"]["mean"], rows["sobow"]["median"]) == (f"{errors.mean():.4f}", f"{np.median(errors):.4f}")
+    assert rows["sobow"]["standard error"] == ""  # of one day
+    assert rows["sobow"]["median regret"] == f"{np.median(column(sobow / 'events.csv', 'regret')):.3f}"
+    assert rows["last value"]["mean"] == f"{column(sobow / 'events.csv', 'naive_mse').mean():.4f}"
 
 
 def test_a_market_report_has_its_figures_and_is_made_again(market, tmp_path):
