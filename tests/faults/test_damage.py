@@ -39,8 +39,8 @@ class Played(NamedTuple):
 def played(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runs, "draw_figures", lambda *arguments: [])
-        patched.setattr(report, "draw_comparison", lambda *arguments: [])
-        patched.setattr(report, "draw_market", lambda *arguments: [])
+        patched.setattr(report.Comparison, "figures", lambda *arguments: [])
+        patched.setattr(report.MarketComparison, "figures", lambda *arguments: [])
         yield {name: play(tmp_path_factory.mktemp(name), flags) for name, flags in STREAMS.items()}
 
 
