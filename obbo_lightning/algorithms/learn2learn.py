@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from obbo_lightning.core.hypergradients.base import Estimator, Hypergradient
+from obbo_lightning.core.hypergradients import Estimator, Hypergradient
 from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.problem import Problem, Task

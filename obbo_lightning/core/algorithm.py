@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.domains import Domain
 from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
-from obbo_lightning.core.hypergradients.base import Estimator
-from obbo_lightning.core.hypergradients.fixed_point import FixedPoint
+from obbo_lightning.core.hypergradients import Estimator, FixedPoint
 from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
 from obbo_lightning.core.memory import HypergradientWindow, Memory, NoMemory
 from obbo_lightning.core.optimizer import BregmanProx, projected_optimizer, require_no_regularizer

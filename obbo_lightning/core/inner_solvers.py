@@ -1,4 +1,12 @@
-"""Inner solvers: from ω⁰ to ω^K ≈ β̂_t(λ_t)."""
+"""Inner solvers: from ω⁰ to ω^K ≈ β̂_t(λ_t).
+
+>>> from obbo_lightning.streams.quadratic import QuadraticTasks
+>>> stream = QuadraticTasks()
+>>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+>>> inner = GradientDescent(steps=200, lr=1.0)(oracle, torch.zeros(1, 8, dtype=torch.float64))
+>>> torch.allclose(inner, ExactSolution()(oracle, None))
+True
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -26,9 +34,9 @@ class InnerSolver(Configurable, ABC):
         return False
 
     @property
-    @abstractmethod
     def step_size(self) -> float | None:
         """η, or None for a solver that has none."""
+        return None
 
     @property
     def without_sampling(self) -> "InnerSolver":
@@ -40,10 +48,12 @@ class InnerSolver(Configurable, ABC):
 
     def require_start(self, problem: Problem, outer: Tensor, task: Task) -> None:
         """Refuse, before the first round, a problem without a first inner variable where one is needed."""
+        if self.warm_starts:
+            require_initial_inner(problem, problem.initial_inner(outer, task))
 
     def require_differentiable(self) -> None:
         """Refuse, before the first round, to be differentiated through."""
-        raise ValueError(f"hypergradient 'Unrolled' needs inner steps to differentiate through, got inner {self!r}")
+        raise ValueError(f"hypergradient 'Unrolled' needs steps of GradientDescent as inner, got inner {self!r}")
 
     def warm_start(self, oracle: Oracle, previous: Tensor | None) -> Tensor | None:
         """Return β_t: ``previous``, or in the first round of a warm-started solver the problem's own β_1."""
@@ -101,13 +111,6 @@ class GradientDescent(IterativeSolver):
         batch_size: s, number of fresh samples for every step (SOBBO); None for the whole task.
         precision: ``full``, or ``bf16`` for losses of inner steps in bfloat16 (autocast); ω itself and everything
             evaluated at ω^K stay in full precision.
-
-    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> inner = GradientDescent(steps=200, lr=1.0)(oracle, torch.zeros(1, 8, dtype=torch.float64))
-    >>> torch.allclose(inner, stream.problem.solution(oracle.outer, stream[0]))
-    True
     """
 
     steps: int = 20
@@ -140,7 +143,11 @@ class GradientDescent(IterativeSolver):
         """Return ω^K; with ``differentiable`` the graph of all K steps is kept."""
         autocast = torch.autocast(oracle.outer.device.type, torch.bfloat16, enabled=self.precision == "bf16")
         with torch.set_grad_enabled(differentiable), autocast:
-            inner = self._initial_inner(oracle, previous)
+            if self.start == "outer":
+                # Part of the graph, so Unrolled differentiates through ω⁰ = λ; a copy, so ∇_ω is not ∇_ω + ∇_λ.
+                inner = oracle.problem.inner_from_outer(oracle.outer.clone())
+            else:
+                inner = require_initial_inner(oracle.problem, previous).detach()
             if differentiable and not inner.requires_grad:
                 inner = inner.requires_grad_()
             for k in range(self.steps):
@@ -150,37 +157,18 @@ class GradientDescent(IterativeSolver):
         return inner
 
     def require_start(self, problem: Problem, outer: Tensor, task: Task) -> None:
+        super().require_start(problem, outer, task)
         initial = problem.initial_inner(outer, task)
-        name = type(problem).__name__
-        if self.start == "previous":
-            require_initial_inner(problem, initial)
-        elif initial is not None and initial.shape != problem.inner_from_outer(outer).shape:
+        if self.start == "outer" and initial is not None and initial.shape != problem.inner_from_outer(outer).shape:
             raise ValueError(
-                f"inner.start must be previous for {name}, whose inner variable has {initial.shape[-1]} coordinates "
-                f"and λ {outer.shape[-1]}, got 'outer'"
+                f"inner.start must be previous for {type(problem).__name__}, whose inner variable has "
+                f"{initial.shape[-1]} coordinates and λ {outer.shape[-1]}, got 'outer'"
             )
-
-    def _initial_inner(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
-        if self.start == "outer":
-            # Part of the graph, so Unrolled differentiates through ω⁰ = λ; a copy, so ∇_ω is not ∇_ω + ∇_λ.
-            return oracle.problem.inner_from_outer(oracle.outer.clone())
-        return require_initial_inner(oracle.problem, previous).detach()
 
 
 @dataclass(frozen=True)
 class ExactSolution(InnerSolver):
-    """β̂_t(λ_t) from the problem's own closed form.
-
-    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> ExactSolution()(oracle, None).shape
-    torch.Size([1, 8])
-    """
-
-    @property
-    def step_size(self) -> float | None:
-        return None
+    """β̂_t(λ_t) from the problem's own closed form."""
 
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         self.require_compatible(oracle.problem)
@@ -199,15 +187,6 @@ class StatefulSolver(IterativeSolver):
     @property
     def warm_starts(self) -> bool:
         return True
-
-    def require_differentiable(self) -> None:
-        raise ValueError(
-            f"hypergradient must be fixed_point or conjugate_gradient for an inner solver that carries a state, "
-            f"got 'Unrolled' with inner {self!r}"
-        )
-
-    def require_start(self, problem: Problem, outer: Tensor, task: Task) -> None:
-        require_initial_inner(problem, problem.initial_inner(outer, task))
 
     @torch.no_grad()
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
@@ -237,9 +216,6 @@ class InnerSGD(StatefulSolver):
         lr: η.
         momentum: μ.
         batch_size: number of fresh observations for every step; None for the whole task.
-
-    >>> InnerSGD(20, 0.1, 0.9).momentum
-    0.9
     """
 
     steps: int = 20
@@ -274,9 +250,6 @@ class InnerAdam(StatefulSolver):
         beta2: b₂.
         epsilon: ε.
         batch_size: number of fresh observations for every step; None for the whole task.
-
-    >>> InnerAdam(20, 1e-3, 0.9, 0.99).beta2
-    0.99
     """
 
     steps: int = 20

@@ -14,7 +14,7 @@ from toy import (
 )
 
 from obbo_lightning import Problem
-from obbo_lightning.core.hypergradients.base import relative_norm
+from obbo_lightning.core.hypergradients import relative_norm
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.hypergradients import ClosedForm, ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled

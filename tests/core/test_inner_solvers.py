@@ -90,7 +90,7 @@ def test_positional_arguments_are_steps_step_size_and_the_solvers_own():
 
 @pytest.mark.parametrize("solver", [InnerSGD(), InnerAdam()])
 def test_solvers_with_a_state_cannot_be_unrolled(solver):
-    with pytest.raises(ValueError, match=r"hypergradient must be fixed_point or .* got 'Unrolled' with inner Inner"):
+    with pytest.raises(ValueError, match=r"'Unrolled' needs steps of GradientDescent as inner, got inner Inner"):
         OBBO(inner=solver, hypergradient=Unrolled()).require_compatible(Nonlinear())
 
 
