@@ -59,12 +59,10 @@ class OuterStep:
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
         groups: parameter groups of λ, where it has them.
 
-    >>> from obbo_lightning import OBBO
-    >>> from obbo_lightning.geometry import Euclidean
-    >>> step = OuterStep(Parameter(torch.ones(1, 2)), OBBO(lr=0.5, window=1, geometry=Euclidean()))
-    >>> update = step(torch.tensor([[[1.0, -1.0]]]))  # d_t of one round and one lane
-    >>> update.outer, update.regret["generalized"]
-    (tensor([[0.5000, 1.5000]]), tensor([2.], dtype=torch.float64))
+    >>> from obbo_lightning import SGDM
+    >>> step = OuterStep(Parameter(torch.ones(1, 2)), SGDM(lr=0.5))
+    >>> step(torch.tensor([[[1.0, -1.0]]])).outer  # d_t of one round and one lane
+    tensor([[0.5000, 1.5000]])
     """
 
     def __init__(
@@ -98,9 +96,8 @@ class OuterStep:
                 f"hypergradients must have shape [rounds, {', '.join(map(str, self.outer.shape))}], "
                 f"got {tuple(hypergradients.shape)}"
             )
-        known = {"euclidean": hypergradients[-1].isfinite().all(-1)}
         finite = hypergradients.isfinite().all(-1)  # [rounds, lanes]
-        skipped = ~finite.all(0)
+        known, skipped = {"euclidean": finite[-1]}, ~finite.all(0)
         self._refuse_nonfinite(skipped, "hypergradient is not finite", "inner.lr, a stronger inner curvature")
         hypergradients = hypergradients.where(finite.unsqueeze(-1), 0.0)
         if exact is not None:
@@ -124,13 +121,12 @@ class OuterStep:
             lengths = None if lengths is None else lengths.where(lengths.isfinite(), 0.0)  # the step was undone
         vectors = {"euclidean": hypergradients[-1], "generalized": generalized, "exact": exact, "geometry": lengths}
         regret = {n: None if v is None else self.regret[n].add(v, known.get(n)) for n, v in vectors.items()}
-        metrics = {
-            f"lr/{name}" if name else "lr": rate for name, rate in auto_rates(self.optimizer, self.outer).items()
-        }
-        for group, where in self.groups.items():
-            regret |= {f"{name}/{group}": self.regret[name].group_totals.get(group) for name in GROUP_REGRETS}
-            if generalized is not None:
-                metrics[f"generalized_norm/{group}"] = generalized[:, where].norm(dim=-1)
+        rates = auto_rates(self.optimizer, self.outer)
+        metrics = {f"lr/{name}" if name else "lr": rate for name, rate in rates.items()}
+        for name in GROUP_REGRETS:
+            regret |= {f"{name}/{group}": self.regret[name].group_totals.get(group) for group in self.groups}
+        if generalized is not None:
+            metrics |= {f"generalized_norm/{name}": generalized[:, w].norm(dim=-1) for name, w in self.groups.items()}
         return OuterUpdate(
             hypergradient=hypergradients[-1],
             direction=direction,
