@@ -1,7 +1,7 @@
 """The outer step as a torch optimizer: the Bregman proximal step, and torch's own optimizers projected on X."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,13 +69,8 @@ class BregmanProx(Optimizer):
         # torch keeps only its own attributes
         return {**super().__getstate__(), "groups": self.groups}
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Replace every parameter that has a gradient by the solution of its step."""
         loss = None
         if closure is not None:
@@ -134,13 +129,8 @@ def projected_optimizer(
     """Return a torch optimizer of λ that is projected on X after every step.
 
     With ``auto`` the optimizer sees directions over their typical size, and its steps are those of `AdaptiveDiagonal`:
-    s times the size of λ in all coordinates together.
-
-    Args:
-        make: makes the optimizer from a list of parameters and ``lr``. Where λ has groups or ``lr`` is ``auto``, its
-            steps must be proportional to ``lr`` and must not depend on λ: no weight decay.
-        outer: λ.
-        groups: resolved parameter groups of λ, without regularizers: a torch optimizer takes no composite step.
+    s times the size of λ in all coordinates together. Where λ has groups or ``lr`` is ``auto``, the steps of ``make``
+    must be proportional to ``lr`` and must not depend on λ: no weight decay.
     """
     for group in groups:
         key = f"algorithm.groups.{group.name}.regularizer" if group.name else "regularizer"

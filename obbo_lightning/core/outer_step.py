@@ -84,7 +84,7 @@ class OuterStep:
         self.memory = algorithm.memory()
         self.optimizer = optimizer or algorithm.optimizer(outer, groups)
         self._apply = apply or self.optimizer.step
-        self.groups = groups.several if groups is not None else {}
+        self.groups = groups.slices if groups is not None and len(groups.slices) > 1 else {}
         windows = dict.fromkeys(REGRETS, 1) | {"euclidean": regret_window, "exact": regret_window}
         self.regret = {name: Regret(windows[name], self.groups if name in GROUP_REGRETS else None) for name in REGRETS}
 
