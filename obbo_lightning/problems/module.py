@@ -14,7 +14,7 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Sample, derive_seed
 from obbo_lightning.core.validation import instance_of
 from obbo_lightning.networks.flat import Factory, FlatNetwork, Weights
-from obbo_lightning.networks.functional_module import FunctionalModule
+from obbo_lightning.networks.hyperparameters import FunctionalModule
 
 Batch = Any  # here a dict of tensors, in a Trainer whatever its loader gives
 Hyper = dict[str, Tensor]

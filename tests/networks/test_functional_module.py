@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from obbo_lightning import Hyperparameters, Positive
-from obbo_lightning.networks.functional_module import FunctionalModule
+from obbo_lightning.networks.hyperparameters import FunctionalModule
 
 
 class Model(nn.Module):

@@ -21,7 +21,7 @@ from obbo_lightning import (
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Sample, derive_seed
 from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
-from obbo_lightning.networks.functional_module import FunctionalModule
+from obbo_lightning.networks.hyperparameters import FunctionalModule
 from obbo_lightning.problems.module import CurrentWeights, TrainedModuleProblem, batch_of, cast_floats
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.testing import central_difference, check_problem
