@@ -44,7 +44,7 @@ class FlatNetwork:
             raise ValueError(f"problem.network must have a trainable parameter, got {_name(network)} without any")
         self.size = sum(p.numel() for p in self._trainable.values())
         self.is_stochastic = any(is_noisy(module) for module in self.template.modules())
-        self.transductive = any(
+        self.transductive = any(  # whether a prediction depends on the other examples of its batch
             isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in self.template.modules()
         )
         noisy = without_running_statistics(copy.deepcopy(self.template))

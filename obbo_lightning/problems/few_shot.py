@@ -50,16 +50,10 @@ class FewShot(Problem):
     def is_stochastic(self) -> bool:
         return self.network.is_stochastic
 
-    @property
-    def transductive(self) -> bool:
-        """Whether a query's prediction depends on the other queries, through the statistics of their batch."""
-        return self.network.transductive
-
     def notes(self) -> dict[str, str | int]:
-        if self.transductive:
+        predictions = "inductive: the prediction for a query depends on no other query"
+        if self.network.transductive:
             predictions = "transductive: batch norm sees all queries of a task, so a prediction depends on the others"
-        else:
-            predictions = "inductive: the prediction for a query depends on no other query"
         return {"parameters": self.network.size, "predictions": predictions}
 
     def initial_outer(self, seed: int) -> Tensor:
@@ -118,24 +112,24 @@ class FewShot(Problem):
     @torch.no_grad()
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
         """Return the accuracy on the queries."""
-        hits = self._logits(inner, self.for_gradients(task)["query"]).argmax(-1) == task["query_labels"]
-        return {"accuracy": hits.to(inner.dtype).mean().reshape(1)}
+        logits = self._logits(inner, self.for_gradients(task)["query"])
+        return {"accuracy": (logits.argmax(-1) == task["query_labels"]).to(inner.dtype).mean().reshape(1)}
 
     @property
     def evaluation_score_names(self) -> tuple[str, ...]:
-        return ("inductive_accuracy",) if self.transductive else ()
+        return ("inductive_accuracy",) if self.network.transductive else ()
 
     @torch.no_grad()
     def evaluation_scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
         """Return the accuracy of predictions that depend on no other query: norms use the support's statistics."""
-        if not self.evaluation_score_names:
+        if not self.network.transductive:
             return {}
         network = without_noise(without_running_statistics(self.loaded_network(inner)))
         try:
-            hits = frozen_batch_norm(network, task["support"])(task["query"]).argmax(-1) == task["query_labels"]
+            logits = frozen_batch_norm(network, task["support"])(task["query"])
         except ValueError:  # a norm that is used twice
-            return {self.evaluation_score_names[0]: inner.new_full((1,), math.nan)}
-        return {self.evaluation_score_names[0]: hits.to(inner.dtype).mean().reshape(1)}
+            return {"inductive_accuracy": inner.new_full((1,), math.nan)}
+        return {"inductive_accuracy": (logits.argmax(-1) == task["query_labels"]).to(inner.dtype).mean().reshape(1)}
 
     def _weights(self, outer: Tensor) -> Tensor:
         return outer[:, : self.network.size]  # of λ, which may end with log γ, or of β
@@ -152,10 +146,8 @@ class FewShot(Problem):
         noise = None if sample is None else derive_seed(sample.seed, "dropout")
         logits = self._logits(inner, examples, noise)
         if labels.device.type == "cpu" and int(labels.max()) >= logits.shape[1]:  # on a GPU this would synchronise
-            raise ValueError(
-                f"problem.network must have an output for each class of a task, got {logits.shape[1]} outputs and the "
-                f"label {int(labels.max())}"
-            )
+            found = f"{logits.shape[1]} outputs and the label {int(labels.max())}"
+            raise ValueError(f"problem.network must have an output for each class of a task, got {found}")
         return functional.cross_entropy(logits, labels).reshape(1)
 
     def _logits(self, inner: Tensor, examples: Tensor, noise: int | None = None) -> Tensor:

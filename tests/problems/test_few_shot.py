@@ -85,7 +85,7 @@ def test_losses_are_those_of_the_module_in_its_mode_on_its_own_examples(mode):
     assert float(found["outer_loss"]) == pytest.approx(float(query), rel=1e-5)
     hits = logits["query"].argmax(-1) == TASK["query_labels"]
     assert float(accuracy) == pytest.approx(float(hits.float().mean()))
-    assert problem.transductive == (mode == "train")
+    assert problem.network.transductive == (mode == "train")
     assert problem.notes()["predictions"].startswith("transductive" if mode == "train" else "inductive")
 
 

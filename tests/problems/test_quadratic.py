@@ -19,12 +19,8 @@ def test_the_problem_keeps_its_contract():
     check_problem(PROBLEM, OUTER, INNER, TASK)
 
 
-def test_constants_are_those_of_dense_linear_algebra():
-    eigenvalues = torch.linalg.eigvalsh(MATRIX)
-    response = torch.linalg.solve(MATRIX, PROBLEM.coupling)
-    assert torch.allclose(PROBLEM.strong_convexity, eigenvalues[:, 0])
-    assert torch.allclose(PROBLEM.smoothness(OUTER, TASK), eigenvalues[:, -1])
-    assert torch.allclose(PROBLEM.outer_smoothness, 0.4 + torch.linalg.eigvalsh(response.mT @ response)[:, -1])
+def test_the_smoothness_is_the_largest_eigenvalue():
+    assert torch.allclose(PROBLEM.smoothness(OUTER, TASK), torch.linalg.eigvalsh(MATRIX)[:, -1])
 
 
 def test_selected_lanes_are_the_same_problem():
@@ -50,9 +46,9 @@ def test_noise_is_that_of_a_mean_of_observations(loss, size):
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        ([[2.0, 0.0], [0.0, -1.0]], r"must be positive definite, got an eigenvalue of -1\.0"),
-        ([[2.0, 0.0], [0.0, 0.0]], r"must be positive definite, got an eigenvalue of 0\.0"),
-        ([[2.0, 1.0], [0.0, 2.0]], "must be symmetric"),
+        ([[2.0, 0.0], [0.0, -1.0]], "must be symmetric and positive definite"),
+        ([[2.0, 0.0], [0.0, 0.0]], "must be symmetric and positive definite"),
+        ([[2.0, 1.0], [0.0, 2.0]], "must be symmetric and positive definite"),
         ([[2.0]], r"must have shape \(1, 2, 2\) to match coupling \(1, 2, 3\), got \(1, 1, 1\)"),
     ],
 )
