@@ -41,14 +41,12 @@ class FewShot(Problem):
         self, network: Factory | nn.Module = CNN4, proximity: float = 0.5, learn_proximity: bool = False
     ) -> None:
         self.network = FlatNetwork(network)
+        self.is_stochastic = self.network.is_stochastic
+        self.evaluation_score_names = ("inductive_accuracy",) if self.network.transductive else ()
         self.proximity = nonnegative("problem.proximity", proximity)
         self.learn_proximity = learn_proximity
         if learn_proximity and proximity == 0:
             raise ValueError("problem.proximity must be positive where problem.learn_proximity is true, got 0")
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.network.is_stochastic
 
     def notes(self) -> dict[str, str | int]:
         predictions = "inductive: the prediction for a query depends on no other query"
@@ -104,20 +102,15 @@ class FewShot(Problem):
         if not self.learn_proximity:
             return -self.proximity * vector
         proximity = outer[:, -1:].exp()
-        by_weights = -proximity * vector
         # ∂/∂(log γ) of ∇_β g · v = γ ⟨β − λ, v⟩
         by_log_proximity = proximity * ((inner - self._weights(outer)) * vector).sum(-1, keepdim=True)
-        return torch.cat([by_weights, by_log_proximity], dim=-1)
+        return torch.cat([-proximity * vector, by_log_proximity], dim=-1)
 
     @torch.no_grad()
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
         """Return the accuracy on the queries."""
         logits = self._logits(inner, self.for_gradients(task)["query"])
         return {"accuracy": (logits.argmax(-1) == task["query_labels"]).to(inner.dtype).mean().reshape(1)}
-
-    @property
-    def evaluation_score_names(self) -> tuple[str, ...]:
-        return ("inductive_accuracy",) if self.network.transductive else ()
 
     @torch.no_grad()
     def evaluation_scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
@@ -140,7 +133,7 @@ class FewShot(Problem):
             each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
             return each.view_as(labels).mean(-1)
         if sample is not None and sample.size is not None:
-            rows = sample.indices(labels.shape[0], labels.device)
+            rows = sample.indices(len(labels), labels.device)
             examples, labels = examples[rows], labels[rows]
         # its own seed: dropout masks must not depend on the choice of examples
         noise = None if sample is None else derive_seed(sample.seed, "dropout")

@@ -38,11 +38,7 @@ class Forgetting(Problem):
         self.past = at_least("past", past, 2)
         self.kind = one_of("kind", kind, KINDS)
         self.ridge = positive("ridge", ridge)
-        self._groups = ParameterGroups(past=OnSimplex(past))
-
-    @property
-    def groups(self) -> ParameterGroups:
-        return self._groups
+        self.groups = ParameterGroups(past=OnSimplex(past))
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         return self._objective(*self._weighted(outer, task, sample), inner)
@@ -85,8 +81,7 @@ class Forgetting(Problem):
         x, y, places = self._rows(task, inner, sample)
         # coordinate b: the mean over block b of ℓ'(xβ) (x v); of a sample n/s times the sum over its rows in b
         along = self._slope(_fitted(x, inner), y) * _fitted(x, vector)
-        share = self.past / len(y)
-        return inner.new_zeros(outer.shape).index_add_(1, places, along * share)
+        return inner.new_zeros(outer.shape).index_add_(1, places, along * (self.past / len(y)))
 
     def smoothness(self, outer: Tensor, task: Task) -> Tensor:
         # ℓ'' is at most 1/4 for the log loss, and 2 for the squared error

@@ -60,21 +60,14 @@ class ModuleProblem(Problem):
         scores: Scores | None = None,
     ) -> None:
         self.network = FlatNetwork(model)
+        self.is_stochastic = self.network.is_stochastic
         if not isinstance(hyper, ParameterGroups):
             hyper = ParameterGroups(instance_of("hyper", hyper, Mapping))
-        self.hyper = hyper
+        self.groups = self.hyper = hyper
         self.training_loss, self.validation_loss, self.score_function = training_loss, validation_loss, scores
         for name, loss in (("training_loss", training_loss), ("validation_loss", validation_loss)):
             if not callable(loss):
                 raise ValueError(f"{name} must be a function of (module, batch, hyper), got {loss!r}")
-
-    @property
-    def groups(self) -> ParameterGroups:
-        return self.hyper
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.network.is_stochastic
 
     def notes(self) -> dict[str, str | int]:
         return {"parameters": self.network.size}
@@ -127,15 +120,13 @@ class TrainedModuleProblem(Problem):
     Losses are functions of (module, batch, hyper); the module is in evaluation mode for the validation loss.
     """
 
+    groups: ParameterGroups
+
     def __init__(self, network: FunctionalModule, training_loss: Loss, validation_loss: Loss) -> None:
-        self.network = network
+        self.network, self.groups = network, network.groups
         self.training_loss, self.validation_loss = training_loss, validation_loss
         self.seed = 0  # of losses that draw random numbers
         self._training = torch.zeros(1)  # g where it was differentiated last
-
-    @property
-    def groups(self) -> ParameterGroups:
-        return self.network.groups
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         if not torch.is_grad_enabled():  # reported only, at the (λ, β) at which it has just been differentiated

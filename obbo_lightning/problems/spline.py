@@ -30,9 +30,8 @@ class SmoothingSpline(Problem):
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         # Σ (y_i − β_i)² + λ Σ (β_{i+1} − β_i)²/Δ_i
-        residual = inner - task["values"]
         bend = (inner.diff(dim=-1).square() * _stiffness(task)).sum(-1)
-        return _sum_of_squares(residual, sample) + outer[:, 0] * bend
+        return _sum_of_squares(inner - task["values"], sample) + outer[:, 0] * bend
 
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         return _sum_of_squares(self.predict(inner, task) - task["validation_values"], sample)
@@ -84,13 +83,10 @@ class SmoothingSpline(Problem):
 def spline_task(
     values: Tensor, sites: Tensor | None = None, training: Tensor | None = None, standardise: bool = False
 ) -> Task:
-    """Return a task from series that share their sites.
+    """Return a task from series ``[lanes, n]`` that share their sites ``[n]``: 0, 1, 2, … where not given.
 
-    Args:
-        values: ``[lanes, n]``.
-        sites: increasing ``[n]``; 0, 1, 2, … where not given.
-        training: mask of the training sites ``[n]``; the others are for validation.
-        standardise: subtract the mean of the training values and divide by their deviation, in every lane.
+    ``training`` is the mask of the training sites; the others are for validation. ``standardise`` subtracts the mean of
+    the training values and divides by their deviation, in every lane.
     """
     count = values.shape[-1]
     sites = torch.arange(count, dtype=values.dtype) if sites is None else sites.to(values.dtype)
@@ -152,10 +148,9 @@ def _compiled() -> Callable[..., Any]:
     import numba  # takes most of a second, and only the spline needs it
 
     try:
-        compiled: Callable[..., Any] = numba.njit(cache=True)(_solve_rows)
+        return numba.njit(cache=True)(_solve_rows)
     except RuntimeError:  # no writable folder for the cache
-        compiled = numba.njit(_solve_rows)
-    return compiled
+        return numba.njit(_solve_rows)
 
 
 def _solve_rows(values: Array, stiffness: Array, weight: Array) -> Any:
