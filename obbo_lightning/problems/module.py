@@ -100,10 +100,8 @@ class ModuleProblem(Problem):
 
     def _start(self) -> str | None:
         """Return the parameter group that β starts from."""
-        for name, group in self.hyper.named.items():
-            if isinstance(group, Weights) and group.size == self.network.size:
-                return name
-        return None
+        weights = {name: group for name, group in self.hyper.named.items() if isinstance(group, Weights)}
+        return next((name for name, group in weights.items() if group.size == self.network.size), None)
 
     def _of_lanes(
         self, function: Callable[..., Any], outer: Tensor, inner: Tensor, batch: Batch, sample: Sample | None = None
