@@ -97,17 +97,6 @@ def test_window_continues_from_its_state(discount, generator):
     assert torch.equal(third.push(values[13]), expected[13])
 
 
-def test_window_refuses_another_shape_and_another_length():
-    memory = HypergradientWindow(3)
-    memory.push(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"hypergradient must keep the shape \(2, 3\), got \(2, 4\)"):
-        memory.push(torch.zeros(2, 4))
-    with pytest.raises(ValueError, match="window must be 3 to continue from this state, got 4"):
-        HypergradientWindow(4).load_state_dict(memory.state_dict())
-    with pytest.raises(ValueError, match="windows must agree in length, discount and rounds to be joined"):
-        memory.join(HypergradientWindow(3))
-
-
 @pytest.mark.parametrize(
     ("memory", "merged"),
     [(NoMemory(), 6.0), (HypergradientWindow(4), 1.5), (TaskWindow(4), 2.0)],

@@ -186,11 +186,3 @@ def test_a_schedule_multiplies_the_steps_of_all_groups(lr):
     assert torch.allclose(full[:, 2:], 0.4 * direction[:, 2:])
     for found in (gradient, same_gradient):  # of a Euclidean step it is q, whatever α is
         assert torch.allclose(found, direction)
-
-
-def test_step_sizes_that_are_not_positive_are_refused():
-    outer = torch.nn.Parameter(torch.ones(1, 2))
-    with pytest.raises(ValueError, match="lr must be a positive finite number, got 0"):
-        BregmanProx([outer], lr=0.0)
-    with pytest.raises(ValueError, match="lr must be a positive finite number, got -1"):
-        BregmanProx([outer]).add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": -1.0})

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from toy import (
-    F64,
-    Nonlinear,
-    Proximal,
-    RecordedSamples,
-    toy_point,
-    toy_task,
-)
+from toy import F64, Nonlinear, Proximal, RecordedSamples, toy_point, toy_task
 
 from obbo_lightning import OBBO, Problem
 from obbo_lightning.core.memory import InnerState

@@ -174,12 +174,6 @@ def test_bf16_is_for_inner_steps_only():
     assert torch.equal(again.value, low.hypergradient)
 
 
-def test_bf16_is_refused_where_it_would_change_the_hypergradient():
-    low = GradientDescent(steps=2, start="outer", precision="bf16")
-    with pytest.raises(ValueError, match=r"inner\.precision must be full for hypergradient 'Unrolled', got 'bf16'"):
-        OBBO(inner=low, hypergradient=Unrolled()).require_compatible(FewShot())
-
-
 def with_a_norm():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
 
@@ -210,16 +204,3 @@ def test_the_inductive_accuracy_normalises_queries_by_the_support():
     inductive = FewShot(partial(MLP, ways=2, shape=[3], widths=[4], norm="layer"))
     assert inductive.evaluation_score_names == ()
     assert inductive.evaluation_scores(inner, inner, task) == {}
-
-
-def test_impossible_problems_and_tasks_are_refused():
-    with pytest.raises(ValueError, match=r"problem\.proximity must be positive where problem\.learn_proximity is true"):
-        FewShot(VECTORS, proximity=0, learn_proximity=True)
-    problem = FewShot(VECTORS)
-    outer = problem.initial_outer(0).repeat(2, 1)
-    with pytest.raises(ValueError, match=r"a few-shot problem has 1 lane, got 2"):
-        problem.scores(outer, outer, TASK)
-    too_small = FewShot(nn.Linear(4, 2))
-    outer = too_small.initial_outer(0)
-    with pytest.raises(ValueError, match=r"an output for each class of a task, got 2 outputs and the label 2"):
-        too_small.inner_loss(outer, outer, TASK)
