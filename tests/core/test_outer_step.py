@@ -26,9 +26,7 @@ def test_clipping_is_per_lane_and_does_not_change_the_euclidean_regret():
     assert torch.allclose(update.regret["euclidean"], torch.tensor([2500.0, 0.25], dtype=F64))
     assert torch.allclose(update.regret["generalized"], torch.tensor([25.0, 0.25], dtype=F64))
     assert update.regret["exact"] is update.hypergradient_error is None
-
-
-def test_clipping_works_where_the_square_overflows():
+    # also where the square overflows
     update = make_step(OBBO(window=1, clip=2.0), torch.zeros(2, 2))(torch.tensor([[[3e30, 4e30], [0.0, 0.0]]]))
     assert torch.allclose(update.direction, torch.tensor([[1.2, 1.6], [0.0, 0.0]]))
 
@@ -50,15 +48,13 @@ def test_error_and_regrets_are_of_the_newest_task():
     assert torch.allclose(update.regret["generalized"], ((past + newest) / 2).square().sum(-1))
 
 
-def test_the_euclidean_regret_does_not_depend_on_the_algorithms_window():
+def test_the_euclidean_regret_has_a_window_of_its_own():
     gradients, regrets = normal(12, 1, 2, 3), []
     for window in (1, 6):
         step = make_step(OBBO(window=window), torch.zeros(2, 3, dtype=F64), regret_window=4)
         regrets.append([step(g).regret["euclidean"] for g in gradients][-1])
     assert torch.equal(*regrets)
-
-
-def test_the_generalized_regret_has_no_window():
+    # and the generalized regret has no window
     step = make_step(euclidean(), torch.zeros(1, 1, dtype=F64), regret_window=5)
     for value in (1.0, 2.0):
         update = step(torch.full((1, 1, 1), value, dtype=F64))
@@ -86,9 +82,7 @@ def test_a_skipped_lane_counts_as_zero_and_the_others_continue():
     update = step(torch.tensor([[[6.0, 0.0], [0.0, 0.0]]], dtype=F64))
     assert update.skipped.tolist() == [False, False]
     assert update.direction.tolist() == [[3.0, 0.0], [2.0, 1.0]]
-
-
-def test_a_past_task_that_is_not_finite_skips_the_lane():
+    # a past task that is not finite skips the lane, too
     update = make_step(OAGD(window=2), torch.zeros(1, 1), on_nonfinite="skip")(torch.tensor([[[torch.inf]], [[1.0]]]))
     assert update.skipped.tolist() == [True]
     assert update.direction.tolist() == [[0.5]]
