@@ -20,8 +20,7 @@ from obbo_lightning.config.schema import complete_config
 from obbo_lightning.core.problem import Task
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.training.allocator import keep_freed_memory
-from obbo_lightning.training.run import fit
+from obbo_lightning.training.run import fit, keep_freed_memory
 
 LANES, SUBSET, ROUNDS = 440, 700, 600
 

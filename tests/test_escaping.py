@@ -14,7 +14,7 @@ from obbo_lightning.escaping import escape_cell, escape_table, escape_terminal, 
 from obbo_lightning.experiments.drawing import finish, house_style, look_of, new_figure, save_drawing
 from obbo_lightning.experiments.page import write_page
 from obbo_lightning.experiments.tables import Table, as_csv, as_latex, as_markdown
-from obbo_lightning.runs.console import PlainConsole
+from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.training.run import format_warnings
 

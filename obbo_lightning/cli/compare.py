@@ -9,13 +9,13 @@ from rich.console import Console
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.config.files import Config, find_config
 from obbo_lightning.config.flags import read_flags
+from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.experiments import compare
 from obbo_lightning.experiments.grid import Grid, read_grid
 from obbo_lightning.experiments.local import LocalLauncher
 from obbo_lightning.experiments.slurm import SlurmLauncher
 from obbo_lightning.experiments.slurm_request import read_request
 from obbo_lightning.experiments.tune_request import read_tune
-from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.training.run import format_warnings
 
 

@@ -1,9 +1,9 @@
 """`export`: what a run has learned, as files that other programs read."""
 
 from obbo_lightning.cli.flags import Flags
+from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.inference.export import export_model
 from obbo_lightning.inference.model import LearnedClassifier
-from obbo_lightning.runs.console import PlainConsole
 
 
 def run(arguments: list[str]) -> int:

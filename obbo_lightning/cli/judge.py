@@ -6,12 +6,11 @@ from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.config.schema import complete_config
-from obbo_lightning.runs.console import PlainConsole
+from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.runs.provenance import usable_checkpoint
 from obbo_lightning.runs.summary import replace_nonfinite
-from obbo_lightning.training.run import build, format_warnings
-from obbo_lightning.training.trainer import make_trainer
+from obbo_lightning.training.run import build, format_warnings, make_trainer
 
 
 def judge(command: str, arguments: list[str]) -> int:

@@ -2,8 +2,8 @@
 
 from obbo_lightning.cli.flags import Flags
 from obbo_lightning.cli.report import shown_table
+from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.experiments.leaderboard import write_leaderboard
-from obbo_lightning.runs.console import PlainConsole
 
 
 def run(arguments: list[str]) -> int:

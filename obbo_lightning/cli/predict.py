@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags, require_csv
+from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.inference.artifact import read_artifact
 from obbo_lightning.inference.model import LearnedClassifier, model_from
 from obbo_lightning.inference.predictions import (
@@ -17,7 +18,6 @@ from obbo_lightning.inference.predictions import (
     read_support,
 )
 from obbo_lightning.inference.tabular import predict_with_run
-from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory
 
 FIRST_ROWS = 8  # rows of a table that are printed

@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.table import Table
 
 from obbo_lightning.cli.flags import Flags
+from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.experiments.report import write_report
 from obbo_lightning.experiments.tables import Table as Written
-from obbo_lightning.runs.console import PlainConsole
 
 
 def shown_table(table: Written, width: int) -> Table:

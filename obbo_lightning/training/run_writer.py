@@ -20,12 +20,11 @@ from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.round import Round
 from obbo_lightning.core.statistics import median
-from obbo_lightning.core.validation import at_least
 from obbo_lightning.escaping import escape_table
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
-from obbo_lightning.runs.provenance import Provenance
+from obbo_lightning.runs.provenance import Provenance, restore_tables
 from obbo_lightning.runs.status import RunStatus
-from obbo_lightning.runs.table import TIMING_COLUMNS, RoundTable
+from obbo_lightning.runs.table import TIMING_COLUMNS, RoundTable, TableMark
 from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.streams.stream import Stream
 from obbo_lightning.streams.tasks import has_random_access
@@ -67,8 +66,7 @@ class RunWriter(Checkpoint):
         self.run, self.config, self.stream, self.status = run, config, stream, status
         self.data, self.validation = data, validation
         self.metric = stream.metric.name
-        self.evaluate_every = at_least("evaluation.every", config["evaluation"]["every"], 1)
-        self.checkpoint_every = at_least("checkpoint.every", config["checkpoint"]["every"], 1)
+        self.evaluate_every, self.checkpoint_every = config["evaluation"]["every"], config["checkpoint"]["every"]
         self.metrics = RoundTable(run.metrics, history=("round", self.metric, *self._test_columns, *HISTORY))
         self.timings = RoundTable(run.timings, TIMING_COLUMNS)
         self.fingerprints = RoundTable(run.fingerprints, ["round", "tasks"])
@@ -89,6 +87,7 @@ class RunWriter(Checkpoint):
         self._stop_signal = 0
         self._saved_round = 0
         self._ended = False
+        self._saved_tables: dict[str, TableMark] = {}
         self._started = time.perf_counter()
 
     @property
@@ -140,14 +139,17 @@ class RunWriter(Checkpoint):
             every = 1 if len(self._coordinates) <= FEW_COORDINATES else self.evaluate_every
             self.outer = RoundTable(self.run.outer, ["round", *self._coordinates], every)
         if trainer.is_global_zero:
+            # Before config.yaml has more rounds: if the process dies in between, the run is to be finished as it was.
+            self.run.summary.unlink(missing_ok=True)
             self._provenance = Provenance.start(self.run, self.config, self.stream.source_digests())
             write_atomically(self.run.config, yaml.safe_dump(self.config, sort_keys=False))
             if self.stream.skipped:
                 escape_table(pl.DataFrame(self.stream.skipped)).write_csv(self.run.skipped)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Remember whether a callback had ended the run."""
+        """Remember whether a callback had ended the run, and what its tables held."""
         self._ended = bool(checkpoint["ended"])
+        self._saved_tables = checkpoint["provenance"]["tables"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Open the tables where the checkpoint ended; evaluate λ_1 once."""
@@ -159,6 +161,7 @@ class RunWriter(Checkpoint):
         if trainer.is_global_zero:
             if self._provenance is not None and self._provenance.rounds != rounds:  # an older checkpoint
                 self._provenance = self._provenance._replace(rounds=rounds, tables={}).write(self.run)
+            restore_tables(self.run, rounds, self._saved_tables)
             for table in (self.timings, *self.tables):
                 last = table.open(rounds)
                 self.last_row = last if table is self.metrics else self.last_row

@@ -4,7 +4,7 @@ import pytest
 from obbo_lightning.config.layers import parse_arguments
 from obbo_lightning.config.schema import complete_config
 from obbo_lightning.config.trainer import callback_entries
-from obbo_lightning.training.trainer import make_trainer
+from obbo_lightning.training.run import make_trainer
 
 MINE = """
 import lightning as L
