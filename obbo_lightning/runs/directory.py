@@ -127,21 +127,24 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield an empty file beside ``path`` that takes its place at the end, with file and folder synced.
+def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
+    """Yield an empty file beside ``path`` that takes its place at the end.
 
-    Its name cannot be guessed and it must not exist, so that no planted link is followed.
+    Its name cannot be guessed and it must not exist, so that no planted link is followed. ``durable``: file and folder
+    are synced, so that the replacement survives a power cut.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666))
     try:
         yield aside
-        sync(aside)
+        if durable:
+            sync(aside)
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

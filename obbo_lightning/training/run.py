@@ -273,7 +273,6 @@ def fit(
             return {}
         figures, summary = _conclude(config, writer, module)
         finish_logger(logger, run, console)
-        status.set("finished")
     print_summary(console, config, summary, figures, run.path)
     return summary
 

@@ -73,6 +73,7 @@ class RunWriter(Checkpoint):
         self.outer: RoundTable | None = None
         self.initial, self.latest = Scores(), Scores()  # of λ_1, and of the last evaluation
         self.seconds = self.evaluations = 0.0
+        self._test_score: float | None = None
         self._last_due = Scores()  # of the last evaluation that was due
         self._lanes = LaneHistory()
         self._clock = _RoundClock(config["threads"])
@@ -180,6 +181,7 @@ class RunWriter(Checkpoint):
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Start the clock. Extending a run discards its final evaluation."""
         self._signals.raise_at_once = False
+        self.status.set("running")
         self._clock.start()
         if self._has_final_evaluation:
             self._has_final_evaluation, self.latest = False, self._last_due
@@ -221,15 +223,17 @@ class RunWriter(Checkpoint):
             self.outer.append({"round": rounds, **dict(zip(self._coordinates, values, strict=True))})
 
     def _update_status(self, trainer: L.Trainer) -> None:
-        planned, rounds = _planned_rounds(trainer), trainer.global_step
-        waiting = not has_random_access(self.data.train)
-        seconds = self._clock.average
-        numbers = {"round": rounds, "rounds": planned if planned != float("inf") else None}
-        numbers |= {self.metric: self.last_row[self.metric], "regret": self.last_row["regret/euclidean"]}
-        numbers |= {"rounds_per_second": 1 / seconds if seconds else None}
-        if planned != float("inf"):
-            numbers["seconds_left"] = round(seconds * (planned - rounds))
-        self.status.set("waiting for the next task" if waiting else "running", **numbers)
+        planned, rounds, seconds = _planned_rounds(trainer), trainer.global_step, self._clock.average
+        numbers = {
+            "round": rounds,
+            "rounds": None if planned == float("inf") else planned,
+            self.metric: self.last_row[self.metric],
+            "test": self._test_score,
+            "regret": self.last_row["regret/euclidean"],
+            "rounds_per_second": 1 / seconds if seconds else None,
+            "seconds_left": None if planned == float("inf") else round(seconds * (planned - rounds)),
+        }
+        self.status.set("running" if has_random_access(self.data.train) else "waiting for the next task", **numbers)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save what has waited for Lightning's validation."""
@@ -324,10 +328,10 @@ class RunWriter(Checkpoint):
         return evaluate_tasks(trainer, module, self.metric, *arguments)
 
     def _show(self, trainer: L.Trainer) -> None:
-        """Show the test score to callbacks, among them the progress bar."""
-        score, _ = self.latest.center(len(self.data.test))
-        if score is not None:
-            trainer.callback_metrics[self._test_columns[0]] = torch.tensor(score, dtype=torch.float64)
+        """Show the test score to `watch` and to callbacks."""
+        self._test_score, _ = self.latest.center(len(self.data.test))
+        if self._test_score is not None:
+            trainer.callback_metrics[self._test_columns[0]] = torch.tensor(self._test_score, dtype=torch.float64)
 
 
 class LaneHistory:

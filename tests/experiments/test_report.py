@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from as_played import as_if_played
+from small_runs import rewrite_provenance
 
 from obbo_lightning import cli, plot_comparison
 from obbo_lightning.config.registry import qualified_name
@@ -248,7 +248,7 @@ def edit(name, old, new):
 def play_with(name, old, new):
     def play(adam):
         edit(name, old, new)(adam)
-        as_if_played(adam)
+        rewrite_provenance(adam)
 
     return play
 

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from everything import TINY, Everything, told
+from small_runs import TINY, EveryFile, call
 
 from obbo_lightning.streams.arriving.task_files import READERS
 from obbo_lightning.streams.few_shot.images import read_npz as read_images
@@ -116,7 +116,7 @@ FAULTS = {
 }
 
 
-class Odd(Everything):
+class Odd(EveryFile):
     """A stream that does what it should not, from its fifth task on.
 
     Args:
@@ -129,8 +129,8 @@ class Odd(Everything):
         self.fault, self.at = fault, at
         super().__init__(1.0, seed)
 
-    def drawn(self, first):
-        draw = super().drawn(first)
+    def make_task(self, first):
+        draw = super().make_task(first)
         return lambda t: FAULTS[self.fault](draw(t)) if t >= self.at and not first else draw(t)
 
 
@@ -138,8 +138,9 @@ class Odd(Everything):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_stream_that_does_what_it_should_not_is_one_line(fault, at, tmp_path, monkeypatch):
     monkeypatch.setattr("obbo_lightning.training.run.draw_figures", lambda *given: [])
-    flags = ["--data", "test_data_files.Odd", "--data.fault", fault, "--data.at", at]
-    code, said, _ = told("fit", *flags, *TINY, "--rounds", "4", "--on_nonfinite", "raise", "--output", tmp_path)
+    flags = ["--data", f"{__file__}:Odd", "--data.fault", fault, "--data.at", at]
+    code, said, _ = call("fit", *flags, *TINY, "--rounds", "4", "--on_nonfinite", "raise", "--output", tmp_path)
+    print(said)
     assert said.count("\n") <= 1, said
     harmless = {"integers", "another number of lanes"}  # which torch converts, and repeats
     assert (code in (1, 2) and said.startswith("obbo: ")) or ((code, said) == (0, "") and fault in harmless), (

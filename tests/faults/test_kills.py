@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-from everything import TINY, results_of_run, told
+from small_runs import TINY, call, read_results
 
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import RoundTable
 from obbo_lightning.training import run as runs
 
-RUN = ["--data", "everything.Everything", *TINY, "--rounds", "4"]
+RUN = ["--data", "small_runs.EveryFile", *TINY, "--rounds", "4"]
 
 
 class Killed(BaseException):
@@ -81,18 +81,18 @@ def undisturbed(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runs, "draw_figures", lambda *arguments: [])
         with Disk(folder) as disk:
-            code, said, _ = told("fit", *RUN, "--output", folder)
+            code, said, _ = call("fit", *RUN, "--output", folder)
         assert code == 0, said
         (run,) = folder.glob("*/*")
         assert len(disk.done) > 60
-        yield results_of_run(RunDirectory(run)), len(disk.done)
+        yield read_results(RunDirectory(run)), len(disk.done)
 
 
 def outcome(folder, undisturbed, last, full):
     """None where all is well, otherwise what went wrong."""
     with Disk(folder, last, full) as disk:
         try:
-            code, said, _ = told("fit", *RUN, "--output", folder)
+            code, said, _ = call("fit", *RUN, "--output", folder)
         except Killed:
             code, said = -9, ""
     what = f"{'full' if full else 'killed'} at {last}, {disk.done[-1]}: "
@@ -102,10 +102,10 @@ def outcome(folder, undisturbed, last, full):
         if not run.config.exists():  # it has not begun
             continue
         if not run.finished:
-            code, said, _ = told("resume", run.path)
+            code, said, _ = call("resume", run.path)
             if code != 0:
                 return f"{what} resume ends with {code}: {said}"
-        if results_of_run(run) != undisturbed:
+        if read_results(run) != undisturbed:
             return f"{what} other results"
         if list(run.path.rglob(".*.part")):
             return f"{what} something is left"
@@ -140,10 +140,10 @@ def test_two_kills_in_one_run(tmp_path, undisturbed):
         folder = tmp_path / str(first)
         folder.mkdir()
         with Disk(folder, first), pytest.raises(Killed):
-            told("fit", *RUN, "--output", folder)
+            call("fit", *RUN, "--output", folder)
         (path,) = folder.glob("*/*")
         with Disk(Path(path), 20), pytest.raises(Killed):
-            told("resume", path)
-        code, said, _ = told("resume", path)
+            call("resume", path)
+        code, said, _ = call("resume", path)
         assert code == 0, said
-        assert results_of_run(RunDirectory(path)) == results
+        assert read_results(RunDirectory(path)) == results

@@ -10,13 +10,12 @@ import polars as pl
 import pytest
 import torch
 import yaml
-from obbo_lightning.training.sizes import require_sizes
 
 from obbo_lightning import cli
 from obbo_lightning.core import capacity
 from obbo_lightning.inference.inputs import ImageInputs
 from obbo_lightning.inference.predictions import read_query
-from obbo_lightning.streams import market
+from obbo_lightning.streams.market import stream as market
 
 QUADRATIC = ["--config", "quadratic"]
 WORDS = ["", "often", "[1, 2]", "{a: 1}", "null", "-", "!!binary aGk=", "2026-01-01", "\x1b[2J", "[[[]]]", "=1+1"]
@@ -106,17 +105,6 @@ SIZES = {
     "scaled images": (["--data", "images", "--data.path", "x", "--data.image_size", "1000000"], "data.image_size"),
     "dimension": ([*QUADRATIC, "--data.inner_dim", "1000000"], "inner_dim"),
 }
-
-
-def test_a_window_of_tasks_is_as_large_as_its_tasks(monkeypatch):
-    monkeypatch.setattr("obbo_lightning.core.capacity.memory", lambda: 10**7)
-    usual = {"tasks_per_round": 1, "evaluation": {"tasks": 1}, "regret_window": 1, "workers": 0}
-    task = {"x": torch.zeros(1000, dtype=torch.float64)}
-    require_sizes({**usual, "algorithm": {"name": "obbo", "window": 1000}}, torch.zeros(1, 3), task)
-    with pytest.raises(ValueError, match=r"algorithm\.window must fit into the memory of this machine \(0.01 GB\)"):
-        require_sizes({**usual, "algorithm": {"name": "oagd", "window": 1000}}, torch.zeros(1, 3), task)
-    with pytest.raises(ValueError, match="workers must be at most 1000, got 1001"):
-        require_sizes({**usual, "workers": 1001, "algorithm": {"name": "obbo"}}, torch.zeros(1, 3), task)
 
 
 def test_lanes_times_sites_are_counted_before_they_are_cut(monkeypatch):
@@ -247,19 +235,17 @@ def test_a_message_is_one_line_that_ends_and_an_early_interrupt_is_one_too(monke
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_run_is_one_line_that_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    from obbo_lightning.training import recorder
-
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device", "checkpoint.part")
 
     monkeypatch.chdir(tmp_path)
     short = [*QUADRATIC, "--rounds", "3", "--evaluation.tasks", "1", "--checkpoint.every", "2"]
     with monkeypatch.context() as patch:
-        patch.setattr(recorder, "save_checkpoint", full)
+        patch.setattr("obbo_lightning.training.run_writer.save_checkpoint", full)
         assert cli.main(["fit", *short]) == 1
     error = capsys.readouterr().err
     assert "checkpoint.part: No space left on device" in error
-    assert "go on with: python -m obbo_lightning resume" in error
+    assert "continue with: python -m obbo_lightning resume" in error
     assert error.count("\n") == 1
     (run,) = Path("runs").glob("*/*")
     assert cli.main(["resume", str(run)]) == 0

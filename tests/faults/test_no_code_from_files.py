@@ -12,7 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from as_played import as_if_played
+from small_runs import rewrite_provenance
 
 from obbo_lightning import cli, load_model
 from obbo_lightning.config.registry import import_class, untrusted_source
@@ -246,7 +246,7 @@ def test_no_setting_of_a_run_imports_from_the_working_directory(finished, tmp_pa
     given = yaml.safe_load(value)
     settings[key] = {**settings[key], **given} if key == "trainer" else given
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    as_if_played(run)
+    rewrite_provenance(run)
     assert cli.main(["validate", str(run)]) == 2
     error = capsys.readouterr().err
     assert "is code that no installed package has" in error
@@ -275,7 +275,7 @@ def test_entry_points_that_lie_about_are_not_installed(finished, tmp_path, monke
     shutil.copytree(finished, run)
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("name: quadratic", "name: lurking"))
-    as_if_played(run)
+    rewrite_provenance(run)
     assert cli.main(["test", str(run)]) == 2
     assert "is code that no installed package has" in capsys.readouterr().err
     assert not (tmp_path / "RAN").exists()
@@ -286,7 +286,7 @@ def test_a_checkpoint_and_an_export_do_not_run_a_file(finished, tmp_path, monkey
     (tmp_path / "mine.py").write_text(OWN)
     file = tmp_path / "round-1.ckpt"
     content = torch.load(sorted((finished / "checkpoints").glob("*.ckpt"))[-1], weights_only=True)
-    content["recipe"]["problem"]["component"] = f"{tmp_path}/mine.py:Mine"
+    content["module"]["problem"]["component"] = f"{tmp_path}/mine.py:Mine"
     torch.save(content, file)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "metadata.json").write_text(

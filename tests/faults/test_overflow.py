@@ -11,33 +11,6 @@ from obbo_lightning import SOBOW, cli
 from obbo_lightning.core.outer_step import OuterStep
 
 
-def stepping(on_nonfinite):
-    return OuterStep(Parameter(torch.ones(2, 3)), SOBOW(lr=1e30, window=1), on_nonfinite=on_nonfinite)
-
-
-def overflowing():
-    return torch.stack([torch.zeros(2, 3).index_fill(0, torch.tensor(1), 1e30)])
-
-
-def test_a_lane_whose_step_overflows_keeps_its_outer_variable_and_is_counted():
-    step = stepping("skip")
-    record = step(overflowing())
-    assert record.skipped.tolist() == [False, True]
-    assert torch.equal(record.outer, torch.ones(2, 3))
-    assert torch.equal(step.outer.detach(), torch.ones(2, 3))
-    assert bool(record.generalized.isfinite().all())
-    moved = step(torch.full((1, 2, 3), 1e-30))
-    assert not bool(moved.skipped.any())
-    assert bool((moved.outer < 1).all())
-
-
-def test_an_overflow_is_raised_by_name_and_the_last_outer_variable_is_kept():
-    step = stepping("raise")
-    with pytest.raises(FloatingPointError, match=r"outer variable is not finite after its step in 1 of 2 lanes"):
-        step(overflowing())
-    assert torch.equal(step.outer.detach(), torch.ones(2, 3))
-
-
 def test_a_summary_is_json_whatever_blew_up(tmp_path, monkeypatch):
     from obbo_lightning.training import run
 

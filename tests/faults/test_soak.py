@@ -5,7 +5,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from everything import told
+from small_runs import call
 
 ROUNDS = 20_000
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -27,7 +27,7 @@ def test_memory_and_open_files_are_flat(tmp_path, monkeypatch):
     monkeypatch.setattr("obbo_lightning.training.run.draw_figures", lambda *given: [])
     flags = ["--config", "quadratic", "--rounds", ROUNDS, "--evaluation.tasks", "1", "--evaluation.every", "1000"]
     flags += ["--trainer.callbacks", "[test_soak.Watched]", "--trainer.enable_progress_bar", "false"]
-    code, said, _ = told("fit", *flags, "--output", tmp_path)
+    code, said, _ = call("fit", *flags, "--output", tmp_path)
     assert code == 0, said
     memory, files = zip(*Watched.seen, strict=True)
     assert len(memory) == 10
