@@ -65,6 +65,7 @@ class RunWriter(Checkpoint):
     ) -> None:
         self.run, self.config, self.stream, self.status = run, config, stream, status
         self.data, self.validation = data, validation
+        self._waits = not has_random_access(data.train)  # for the tasks of the next round
         self.metric = stream.metric.name
         self.evaluate_every, self.checkpoint_every = config["evaluation"]["every"], config["checkpoint"]["every"]
         self.metrics = RoundTable(run.metrics, history=("round", self.metric, *self._test_columns, *HISTORY))
@@ -133,6 +134,8 @@ class RunWriter(Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Write provenance and configuration, before a checkpoint is loaded into the module."""
+        if not isinstance(pl_module, OnlineBilevelModule):
+            raise TypeError(f"RunWriter needs an OnlineBilevelModule, got {type(pl_module).__name__}")
         self._initial_outer = pl_module.outer.detach().clone()
         groups = pl_module.problem.groups
         self._coordinates = {} if groups is None else groups.coordinates()
@@ -154,7 +157,7 @@ class RunWriter(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Open the tables where the checkpoint ended; evaluate λ_1 once."""
-        module, rounds = _require_module(pl_module), trainer.global_step
+        module, rounds = pl_module, trainer.global_step
         self.run.set_path(Path(trainer.strategy.broadcast(str(self.run.path))))
         self._signals.listen()
         self._saved_round = rounds
@@ -177,6 +180,7 @@ class RunWriter(Checkpoint):
         if not self.initial:
             self.initial = self.latest = self._last_due = self._evaluate(trainer, module, self.data.test)
         self._show(trainer)
+        self._signals.raise_at_once = self._waits
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Start the clock. Extending a run discards its final evaluation."""
@@ -190,7 +194,7 @@ class RunWriter(Checkpoint):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Evaluate when due, write the row, update the provenance, save."""
-        module, rounds = _require_module(pl_module), trainer.global_step
+        module, rounds = pl_module, trainer.global_step
         self._timing = {"round": rounds, "seconds": self._clock.stop(module.device.type == "cpu")}
         last = rounds >= _planned_rounds(trainer)
         self._stop_signal = module.processes.largest(self._signals.received, module.device)
@@ -198,6 +202,7 @@ class RunWriter(Checkpoint):
         self.last_row = {**outputs["metrics"], **dict.fromkeys(self._score_columns)}
         if rounds % self.evaluate_every == 0 or last:
             self._evaluate_all(trainer, module)
+            outputs["log"] = True
         self._write_row(trainer, outputs["round"])
         outputs["metrics"].update(self.last_row, **self._timing, evaluations=self.evaluations)
         self._update_status(trainer)
@@ -206,7 +211,7 @@ class RunWriter(Checkpoint):
             # A validation that is due now belongs to this round: callbacks that monitor it are saved after it.
             if not _validates_now(trainer):
                 self._save(trainer, last)
-        self._signals.raise_at_once = not has_random_access(self.data.train)  # no round is running while it waits
+        self._signals.raise_at_once = self._waits  # no round is running
 
     def _write_row(self, trainer: L.Trainer, finished: Round) -> None:
         rounds = trainer.global_step
@@ -233,7 +238,7 @@ class RunWriter(Checkpoint):
             "rounds_per_second": 1 / seconds if seconds else None,
             "seconds_left": None if planned == float("inf") else round(seconds * (planned - rounds)),
         }
-        self.status.set("running" if has_random_access(self.data.train) else "waiting for the next task", **numbers)
+        self.status.set("waiting for the next task" if self._waits else "running", **numbers)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save what has waited for Lightning's validation."""
@@ -243,7 +248,7 @@ class RunWriter(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Evaluate the last round of a run that ended early (early stopping, a time limit), and save."""
         if self.last_row and not self._is_evaluated():
-            self._evaluate_all(trainer, _require_module(pl_module))
+            self._evaluate_all(trainer, pl_module)
             if trainer.is_global_zero:
                 self.metrics.replace_last(self.last_row)
                 self.timings.replace_last(self._timing)
@@ -432,9 +437,3 @@ def _validates_now(trainer: L.Trainer) -> bool:
     by_epoch = trainer.check_val_every_n_epoch not in (None, 1)
     due = every is not None and trainer.global_step % every == 0
     return trainer.enable_validation and due and tasks > 0 and not by_epoch
-
-
-def _require_module(module: Any) -> OnlineBilevelModule:
-    if not isinstance(module, OnlineBilevelModule):
-        raise TypeError(f"RunWriter needs an OnlineBilevelModule, got {type(module).__name__}")
-    return module
