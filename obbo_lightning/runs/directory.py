@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from obbo_lightning.config.files import Config, ConfigError, require_few_values
 class RunDirectory:
     """Paths of the files of a run in ``<output>/<experiment>/<algorithm>-<time>/``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, new_parents: Sequence[Path] = ()) -> None:
+        self._new_parents = new_parents  # folders that `create` had to make
         self.set_path(path)
 
     def set_path(self, path: Path) -> None:
@@ -49,6 +50,7 @@ class RunDirectory:
         stem = f"{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         for attempt in range(1, 1000):
             path = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
+            new_parents = [folder for folder in (parent, parent.parent) if not folder.exists()]
             try:
                 path.mkdir(parents=True)
             except FileExistsError:
@@ -61,7 +63,7 @@ class RunDirectory:
                 raise ValueError(
                     f"output must be a directory that can be written, got {output!r}: {error.strerror}"
                 ) from None
-            return cls(path)
+            return cls(path, new_parents)
         raise ValueError(f"output must have a free name for {parent / stem}, got none")
 
     @classmethod
@@ -72,7 +74,8 @@ class RunDirectory:
             raise ValueError(f"{path} must be a run directory, got one without {run.config.name}")
         folders = (run.path, run.checkpoints, run.figures)
         inside = run.checkpoints.glob("round-*")
-        for place in (place for place in (*vars(run).values(), *inside) if place.exists()):
+        files = [place for place in vars(run).values() if isinstance(place, Path)]
+        for place in (place for place in (*files, *inside) if place.exists()):
             if place.is_dir() != (place in folders):
                 raise ValueError(f"{place} must be a {'folder' if place in folders else 'file'}, and is not")
         return run
@@ -91,10 +94,10 @@ class RunDirectory:
         return self.summary.is_file()
 
     def discard(self) -> None:
-        """Remove a new directory in which no run was started, and parent folders that are empty without it."""
+        """Remove a new directory in which no run was started, and the folders that were made for it."""
         if not self.config.exists():
             shutil.rmtree(self.path, ignore_errors=True)
-            for folder in list(self.path.parents)[:2]:
+            for folder in self._new_parents:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 

@@ -49,13 +49,14 @@ def test_a_folder_of_runs_stands_for_its_newest_run(tmp_path):
         RunDirectory.newest(tmp_path / "nowhere")
 
 
-def test_a_directory_in_which_nothing_was_started_is_removed_with_its_empty_parents(tmp_path):
-    output = tmp_path / "runs"
-    started, refused = (RunDirectory.create(str(output), name, "obbo") for name in ("one", "two"))
+def test_a_directory_in_which_nothing_was_started_is_removed_with_the_folders_made_for_it(tmp_path):
+    (tmp_path / "here").mkdir()
+    started, *refused = (RunDirectory.create(str(tmp_path / o), "x", "obbo") for o in ("runs", "new", "here"))
     started.config.write_text("rounds: 1\n")
-    for run in (started, refused):
+    for run in (started, *refused):
         run.discard()
-    assert [path.name for path in output.iterdir()] == ["one"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "runs"]
+    assert not list((tmp_path / "here").iterdir())
     assert started.config.exists()
 
 

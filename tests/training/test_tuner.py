@@ -1,0 +1,605 @@
+"""OnlineTuner: hypergradients against differences, training unchanged, checkpoints, loops of all kinds."""
+
+import math
+import random
+from functools import partial
+from itertools import chain
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from obbo_lightning import OAGD, OBBO, SOBOW, Adam, Hyperparameters, OnlineTuner, OnSimplex, Positive
+from obbo_lightning.core.round import run_round
+from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
+from obbo_lightning.problems.module import CurrentWeights
+from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.training.tuner import ValidationBatches, _sgd_lr, _shard_of
+
+F64 = torch.float64
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+]
+
+
+class Sources(L.LightningModule):
+    """Small network with all that could leave traces: dropout, batch norm, a frozen layer."""
+
+    def __init__(self, manual=False):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 8), nn.Linear(8, 1)
+        )
+        self.net[4].requires_grad_(False)
+        self.hyper = Hyperparameters(sources=OnSimplex(2), decay=Positive(1e-3, upper=1.0))
+        self.automatic_optimization = not manual
+        self.seen = []
+
+    def training_loss(self, batch, hyper):
+        x, y, source = batch
+        errors = (self.net(x).squeeze(-1) - y).square()
+        shrink = sum(p.square().sum() for p in self.net.parameters())
+        return (hyper["sources"][source] * errors).mean() + hyper["decay"] * shrink
+
+    def validation_loss(self, batch, hyper):
+        return (self.net(batch[0]).squeeze(-1) - batch[1]).square().mean()
+
+    def training_step(self, batch, index):
+        self.seen.append(float(self.hyper["sources"][0]))
+        if self.automatic_optimization:
+            return self.training_loss(batch, self.hyper)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.training_loss(batch, self.hyper))
+        optimizer.step()
+        return None
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 5)]
+
+
+def batches(count=12, seed=0):
+    """Return labelled rows of two sources; the labels of source 1 have the wrong sign."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(count * 8, 4, generator=g)
+    source = torch.arange(count * 8) % 2
+    y = x.sum(-1) * (1 - 2 * source)
+    return x, y, source
+
+
+def loader(count=12, shuffle=False):
+    return DataLoader(TensorDataset(*batches(count)), batch_size=8, shuffle=shuffle)
+
+
+def clean_loader(shuffle=True):
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
+    return DataLoader(TensorDataset(x, x.sum(-1)), batch_size=10, shuffle=shuffle)
+
+
+def fit(module, tuner=None, count=12, path=None, **more):
+    settings = {"max_epochs": 1, "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    settings |= {"enable_checkpointing": False, "accelerator": "cpu", **more}
+    trainer = L.Trainer(**settings, callbacks=[] if tuner is None else [tuner])
+    trainer.fit(module, loader(count, shuffle=True), ckpt_path=path)
+    return trainer
+
+
+def make_still_tuner(every=2):
+    """Return a tuner whose steps are too small to change anything."""
+    return OnlineTuner(
+        clean_loader(), every=every, algorithm=OBBO(lr=1e-30, window=1, hypergradient=FixedPoint(steps=3))
+    )
+
+
+@pytest.mark.parametrize(("manual", "accumulate"), [(False, 1), (True, 1), (False, 3)])
+def test_training_is_unchanged_bit_for_bit_where_no_value_moves(manual, accumulate):
+    plain, tuned = Sources(manual), Sources(manual)
+    torch.manual_seed(3)
+    random.seed(3)
+    fit(plain, accumulate_grad_batches=accumulate)
+    after = torch.get_rng_state(), random.random()
+    torch.manual_seed(3)
+    random.seed(3)
+    tuner = make_still_tuner()
+    fit(tuned, tuner, accumulate_grad_batches=accumulate)
+    assert tuner.steps == 6
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, tuned.state_dict()[name]), name
+    assert torch.equal(torch.get_rng_state(), after[0])
+    assert random.random() == after[1]
+    assert all(m.training for m in tuned.net.modules())
+
+
+def test_the_wrong_source_loses_its_weight_and_training_uses_it():
+    module, tuner = Sources(), OnlineTuner(clean_loader(), every=1)
+    torch.manual_seed(3)
+    fit(module, tuner, count=100)
+    assert module.seen[0] == 0.5
+    assert sum(module.seen[-50:]) / 50 > 0.9
+    assert tuner.values()["sources[0]"] == pytest.approx(float(module.hyper["sources"][0]))
+    assert sorted(tuner.values()) == ["decay", "sources[0]", "sources[1]"]
+
+
+def test_every_counts_batches():
+    for every, steps in ((1, 12), (5, 2), (12, 1), (13, 0)):
+        tuner = make_still_tuner(every)
+        fit(Sources(), tuner)
+        assert (tuner.steps, tuner.batches) == (steps, 12)
+
+
+class Ridge(nn.Module):
+    """Linear model without noise, in float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1, dtype=F64)
+        self.hyper = Hyperparameters(decay=Positive(0.3), sources=OnSimplex(2, start=[0.3, 0.7])).double()
+
+    def training_loss(self, batch, hyper):
+        x, y, source = batch
+        errors = (self.linear(x).squeeze(-1) - y).square()
+        # self.hyper is differentiated, too
+        return (hyper["sources"][source] * errors).mean() + self.hyper["decay"] * self.linear.weight.square().sum()
+
+    def validation_loss(self, batch, hyper):
+        return (self.linear(batch[0]).squeeze(-1) - batch[1]).square().mean() + 0.1 * hyper["decay"] ** 2
+
+
+def make_rows(rows=10, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(rows, 3, generator=g, dtype=F64), torch.randn(rows, generator=g, dtype=F64)
+    return x, y, torch.arange(rows) % 2
+
+
+def solve_exactly(outer, batch):
+    """Return the minimiser of the training loss, from the normal equations."""
+    x, y, source = batch
+    rows = torch.cat([x, torch.ones(len(x), 1, dtype=F64)], -1)
+    weights = outer[1:][source] / len(x)
+    matrix = rows.T @ (weights[:, None] * rows) + torch.diag(outer[0] * torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=F64))
+    return torch.linalg.solve(matrix, rows.T @ (weights * y))
+
+
+@pytest.mark.parametrize("estimator", [ConjugateGradient(steps=20), FixedPoint(steps=3000)])
+def test_the_hypergradient_is_that_of_central_differences(estimator):
+    model, batch, other = Ridge(), make_rows(), make_rows(7, seed=1)
+    outer = model.hyper.outer.clone()
+
+    def through(at):
+        weight = torch.stack([solve_exactly(one, batch) for one in at])
+        error = (weight[:, :3] @ other[0].T + weight[:, 3:] - other[1]).square().mean(-1)
+        return error + 0.1 * at[:, 0] ** 2
+
+    best = solve_exactly(outer[0], batch)
+    with torch.no_grad():
+        model.linear.weight.copy_(best[:3])
+        model.linear.bias.copy_(best[3])
+    inner_loss = float(model.training_loss(batch, model.hyper).detach())
+    algorithm = OBBO(window=1, hypergradient=estimator)
+    finished = OnlineTuner(algorithm=algorithm, lr=0.1).step(model, batch, other[:2])
+    assert (finished.hypergradient - central_difference(through, outer)).abs().max() <= 1e-8
+    assert finished.loss == pytest.approx(float(through(outer)), rel=1e-12)
+    assert finished.inner_loss == pytest.approx(inner_loss, rel=1e-12)
+    assert not torch.equal(model.hyper.outer, outer)
+
+
+@pytest.mark.parametrize("algorithm", [None, SOBOW(lr="auto", window=2), OAGD(lr="auto", window=3), Adam(lr="auto")])
+def test_a_resumed_training_equals_the_undisturbed_one(tmp_path, algorithm):
+    def tuner():
+        return OnlineTuner(clean_loader(), every=2, algorithm=algorithm)
+
+    whole = Sources()
+    torch.manual_seed(3)
+    fit(whole, tuner(), max_epochs=2)
+    first = Sources()
+    torch.manual_seed(3)
+    trainer = fit(first, tuner())
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    state = torch.get_rng_state()
+    again = Sources()
+    torch.set_rng_state(state)
+    resumed = tuner()
+    fit(again, resumed, max_epochs=2, path=tmp_path / "half.ckpt")
+    assert resumed.steps == 12
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_validation_batches_are_cycled_shuffled_and_resume_where_they_were():
+    source = DataLoader(torch.arange(10), batch_size=4, shuffle=True)
+    taken = ValidationBatches(source, seed=5)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    seen = [taken.take().tolist() for _ in range(7)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert sorted(chain(*seen[:3])) == sorted(chain(*seen[3:6])) == list(range(10))
+    assert seen[:3] != seen[3:6]
+    for cut in range(7):
+        first = ValidationBatches(source, seed=5)
+        for _ in range(cut):
+            first.take()
+        second = ValidationBatches(source, seed=5)
+        second.load_state_dict(first.state_dict())
+        torch.manual_seed(cut)
+        assert [second.take().tolist() for _ in range(7 - cut)] == seen[cut:]
+    other = ValidationBatches(source, seed=6)
+    assert [other.take().tolist() for _ in range(3)] != seen[:3]
+
+
+def test_a_function_may_return_validation_batches():
+    taken = ValidationBatches(lambda n: n)
+    assert [taken.take() for _ in range(3)] == [0, 1, 2]
+    again = ValidationBatches(lambda n: n)
+    again.load_state_dict(taken.state_dict())
+    assert again.take() == 3
+    with pytest.raises(ValueError, match="validation must have at least one batch, got none"):
+        ValidationBatches([]).take()
+    with pytest.raises(ValueError, match="validation must be a loader or a function that returns a batch, got 3"):
+        ValidationBatches(3)
+
+
+def test_a_plain_loop_and_a_trainer_give_the_same_values():
+    module, tuner = Sources(), OnlineTuner(clean_loader(), every=2)
+    torch.manual_seed(3)
+    fit(module, tuner, deterministic=True)
+    plain, plain_tuner = Sources(), OnlineTuner(every=2)
+    torch.manual_seed(3)
+    (optimizer,), (scheduler,) = plain.configure_optimizers()
+    validation = ValidationBatches(clean_loader())
+    for i, batch in enumerate(loader(shuffle=True)):
+        optimizer.zero_grad()
+        plain.training_loss(batch, plain.hyper).backward()
+        optimizer.step()
+        if i % 2:
+            plain_tuner.step(plain, batch, validation.take(), lr=optimizer.param_groups[0]["lr"])
+    scheduler.step()
+    assert torch.equal(plain.hyper.outer, module.hyper.outer)
+    assert not torch.equal(plain.hyper.outer, Sources().hyper.outer)
+
+
+def test_bfloat16_training_has_hyperparameters_in_single_precision():
+    module, tuner = Sources(), OnlineTuner(clean_loader(), every=2)
+    fit(module, tuner, count=4, precision="bf16-true")
+    assert module.net[0].weight.dtype == torch.bfloat16
+    assert module.hyper.outer.dtype == torch.float32
+    assert module.hyper.half().outer.dtype == torch.float32
+    assert module.hyper.double().outer.dtype == torch.float64
+    assert tuner.steps == 2
+
+
+def test_values_are_logged_and_the_cost_is_reported(tmp_path, caplog):
+    from lightning.pytorch.loggers import CSVLogger
+
+    tuner = OnlineTuner(clean_loader(), every=2)
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):  # a run before may have raised it
+        logger = CSVLogger(tmp_path)
+        fit(Sources(), tuner, logger=logger, log_every_n_steps=4)
+    rows = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()
+    header = rows[0].split(",")
+    assert {"hyper/sources[0]", "hyper/decay", "tuner/validation_loss", "tuner/lr/sources"} <= set(header)
+    assert len(rows) == 1 + 4  # steps 2, 4, 8, 12
+    reports = [r.message for r in caplog.records if "OnlineTuner" in r.message]
+    assert len(reports) == 1
+    assert "6 outer steps, one every 2 batches; training took " in reports[0]
+
+
+class NoLosses(L.LightningModule):
+    def __init__(self, hypers):
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+        for i in range(hypers):
+            setattr(self, f"hyper{i}", Hyperparameters(decay=Positive(1.0)))
+
+
+def test_a_module_that_cannot_be_tuned_is_refused_in_one_line():
+    for count in (0, 2):
+        with pytest.raises(ValueError, match=f"the module must have one Hyperparameters, .* got {count}"):
+            OnlineTuner().step(NoLosses(count), None)
+    with pytest.raises(
+        ValueError, match=r"training_loss must be given, or be a method training_loss\(batch, hyper\) of"
+    ):
+        OnlineTuner().step(NoLosses(1), None)
+    with pytest.raises(ValueError, match="every must be an integer of at least 1, got 0"):
+        OnlineTuner(every=0)
+    with pytest.raises(ValueError, match="algorithm must be an instance of Algorithm"):
+        OnlineTuner(algorithm="obbo")
+    with pytest.raises(KeyError, match="hyper must be one of decay, got 'deacy'"):
+        Hyperparameters(decay=Positive(1.0))["deacy"]
+    from obbo_lightning.hypergradients import Unrolled
+
+    with pytest.raises(ValueError, match="hypergradient 'Unrolled' needs inner steps to differentiate through"):
+        OnlineTuner(algorithm=OBBO(hypergradient=Unrolled())).step(Ridge(), make_rows(), make_rows()[:2])
+
+
+def test_a_batch_that_is_not_finite_is_skipped_or_raised():
+    model = Ridge()
+    bad = (make_rows()[0] * torch.nan, *make_rows()[1:])
+    before = model.hyper.outer.clone()
+    finished = OnlineTuner().step(model, bad, make_rows()[:2])
+    assert bool(finished.skipped.all())
+    assert torch.equal(model.hyper.outer, before)
+    with pytest.raises(FloatingPointError, match="hypergradient is not finite"):
+        OnlineTuner(on_nonfinite="raise").step(model, bad, make_rows()[:2])
+
+
+class OneUnused(nn.Module):
+    """Uses one of its two values."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.hyper = Hyperparameters(used=Positive(0.5), unused=Positive(0.5))
+
+    def training_loss(self, batch, hyper):
+        return ((self.weight - batch) ** 2).mean() + hyper["used"] * self.weight.square().sum()
+
+    def validation_loss(self, batch, hyper):
+        return ((self.weight - batch) ** 2).mean()
+
+
+def test_an_unused_value_is_named_once_after_three_steps():
+    tuner, module, batch = OnlineTuner(), OneUnused(), torch.full((4,), 2.0)
+    for _ in range(2):
+        tuner.step(module, batch)
+    with pytest.warns(UserWarning, match="the losses do not depend on 'unused': use hyper"):
+        tuner.step(module, batch)
+    tuner.step(module, batch)
+    assert module.hyper["unused"] == 0.5
+    assert module.hyper["used"] != 0.5
+
+
+def test_a_smaller_scale_makes_smaller_steps_and_an_algorithm_has_its_own():
+    changes = []
+    for scale in (None, 0.03):
+        module = OneUnused()
+        OnlineTuner(scale=scale).step(module, torch.full((4,), 2.0))
+        changes.append(math.log(float(module.hyper["used"]) / 0.5))
+    assert changes[0] == pytest.approx(10 * changes[1], rel=1e-4)
+    assert abs(changes[0]) == pytest.approx(0.3, rel=1e-4)
+    with pytest.raises(ValueError, match=r"scale must be the algorithm's own where one is given, got 0\.1 beside it"):
+        OnlineTuner(algorithm=OBBO(window=1), scale=0.1)
+
+
+class RecordedModes(nn.Module):
+    """Records in which mode each loss is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.ones(1)), {"training": set(), "validation": set()}
+        self.hyper = Hyperparameters(pull=Positive(0.5))
+
+    def training_loss(self, batch, hyper):
+        self.seen["training"].add(self.training)
+        return ((self.weight - batch) ** 2).mean() + hyper["pull"] * self.weight.square().sum()
+
+    def validation_loss(self, batch, hyper):
+        self.seen["validation"].add(self.training)
+        return ((self.weight - batch) ** 2).mean()
+
+
+def test_the_training_loss_is_computed_in_training_mode_and_the_validation_loss_in_evaluation_mode():
+    module = RecordedModes().train()
+    OnlineTuner().step(module, torch.full((4,), 2.0))
+    assert module.seen == {"training": {True}, "validation": {False}}
+    assert module.training
+
+
+def test_a_given_step_of_the_fixed_point_replaces_that_of_the_optimizer(monkeypatch):
+    used = []
+    monkeypatch.setattr(
+        "obbo_lightning.training.tuner.CurrentWeights",
+        lambda network, lr: used.append(lr) or CurrentWeights(network, lr),
+    )
+    batch = torch.full((4,), 2.0)
+    OnlineTuner(lr=0.05).step(RecordedModes(), batch, lr=0.2)
+    OnlineTuner().step(RecordedModes(), batch, lr=0.2)
+    OnlineTuner().step(RecordedModes(), batch)
+    assert [lr for lr in used if lr != 0.1] == [0.05, 0.2]
+    assert used[-1] == 0.1
+
+
+def test_a_tuner_continues_with_its_batches_and_its_steps():
+    tuner, again, batch = OnlineTuner(every=4), OnlineTuner(every=4), torch.full((4,), 2.0)
+    tuner.step(RecordedModes(), batch)
+    tuner.batches = 7
+    again.load_state_dict(tuner.state_dict())
+    assert (again.batches, again.steps) == (7, 1)
+
+
+def record_rounds(monkeypatch):
+    """Return a list of the seed of the losses, the key and the inner state of each outer step."""
+    asked = []
+
+    def record(problem, algorithm, step, task, state, key, shard):
+        asked.append((problem.seed, (key.seed, key.round), state))
+        return run_round(problem, algorithm, step, task, state, key, shard)
+
+    monkeypatch.setattr("obbo_lightning.training.tuner.run_round", record)
+    return asked
+
+
+def test_the_seed_is_that_of_validation_batches_and_of_every_step(monkeypatch):
+    asked, source = record_rounds(monkeypatch), DataLoader(torch.arange(10), batch_size=4, shuffle=True)
+    for seed in (6, 7):
+        tuner = OnlineTuner(source, seed=seed)
+        assert tuner.validation.take().tolist() == ValidationBatches(source, seed).take().tolist()
+        for _ in range(2):
+            tuner.step(RecordedModes(), torch.full((4,), 2.0))
+    assert [key for _, key, _ in asked] == [(6, 0), (6, 1), (7, 0), (7, 1)]
+    assert len({seed for seed, *_ in asked}) == 4
+
+
+def test_a_step_starts_from_the_linear_solution_of_the_last_one_also_after_a_checkpoint(monkeypatch):
+    asked, model = record_rounds(monkeypatch), Ridge()
+    tuner, again = (OnlineTuner(algorithm=SOBOW(lr="auto", window=2)) for _ in range(2))
+    finished = tuner.step(model, make_rows(), make_rows(7, seed=1)[:2])
+    again.load_state_dict(tuner.state_dict())
+    for one in (tuner, again):
+        one.step(model, make_rows(), make_rows(7, seed=1)[:2])
+    assert asked[0][2].linear_solution is None
+    assert torch.equal(asked[1][2].linear_solution, finished.states[0].linear_solution)
+    assert torch.equal(asked[2][2].linear_solution, finished.states[0].linear_solution)
+
+
+def test_a_step_starts_from_the_present_values_of_the_module():
+    tuner, module, batch = make_still_tuner(), RecordedModes(), torch.full((4,), 2.0)
+    tuner.step(module, batch)
+    module.hyper.outer.fill_(0.25)
+    tuner.step(module, batch)
+    assert float(module.hyper["pull"]) == pytest.approx(0.25)
+
+
+def test_another_module_gets_its_own_values():
+    tuner, first, second, batch = OnlineTuner(), RecordedModes(), RecordedModes(), torch.full((4,), 2.0)
+    tuner.step(first, batch)
+    moved = float(first.hyper["pull"])
+    tuner.step(second, batch)
+    assert float(first.hyper["pull"]) == moved != 0.5
+    assert float(second.hyper["pull"]) != 0.5
+
+
+def test_given_losses_replace_those_of_the_module():
+    seen = []
+
+    def own(name):
+        return lambda module, batch, hyper: seen.append(name) or getattr(RecordedModes, name)(module, batch, hyper)
+
+    tuner = OnlineTuner(training_loss=own("training_loss"), validation_loss=own("validation_loss"))
+    tuner.step(RecordedModes(), torch.full((4,), 2.0))
+    assert set(seen) == {"training_loss", "validation_loss"}
+
+
+def test_only_sgd_has_a_step_for_the_fixed_point():
+    weight = [nn.Parameter(torch.ones(1))]
+    given = [torch.optim.SGD(weight, lr=0.3), torch.optim.Adam(weight, lr=0.3)]
+    assert [_sgd_lr(SimpleNamespace(optimizers=[one])) for one in given] == [0.3, None]
+    assert _sgd_lr(SimpleNamespace(optimizers=[])) is None
+
+
+def test_each_process_contributes_to_the_mean_over_all():
+    assert _shard_of(SimpleNamespace(world_size=1)) is None
+    asked = []
+    strategy = SimpleNamespace(reduce=lambda values, reduce_op: asked.append(reduce_op) or values + 3)
+    shard = _shard_of(SimpleNamespace(world_size=2, global_rank=1, strategy=strategy))
+    assert (shard.first, shard.tasks) == (1, 2)
+    assert float(shard.all_reduce(torch.ones(1))) == 4.0
+    assert asked == ["sum"]
+
+
+def test_a_value_that_is_sometimes_used_and_skipped_steps_give_no_warning():
+    class Sometimes(OneUnused):
+        """Uses its second value in every other step."""
+
+        uses = False
+
+        def training_loss(self, batch, hyper):
+            weight = hyper["unused"] if self.uses else 0.0
+            return super().training_loss(batch, hyper) + weight * self.weight.square().sum()
+
+    tuner, module = OnlineTuner(), Sometimes()
+    for module.uses in (False, True, False):
+        tuner.step(module, torch.full((4,), 2.0))
+    broken = OnlineTuner()
+    for _ in range(3):
+        assert bool(broken.step(OneUnused(), torch.full((4,), torch.nan)).skipped.all())
+
+
+def test_the_cost_is_reported_relative_to_the_training_alone(monkeypatch):
+    reports = []
+    monkeypatch.setattr("obbo_lightning.training.tuner.rank_zero_info", reports.append)
+    monkeypatch.setattr("obbo_lightning.training.tuner.time", SimpleNamespace(perf_counter=lambda: 12.0))
+    tuner = OnlineTuner(every=3)
+    tuner.batches, tuner.steps, tuner.seconds, tuner._started = 9, 3, 2.0, 2.0
+    tuner.on_train_end(None, None)
+    assert tuner.seconds_of_training == 8.0
+    assert reports.pop() == (
+        "OnlineTuner: 3 outer steps, one every 3 batches; training took 1.25 times as long as without them"
+    )
+    short = OnlineTuner(every=3)
+    short.batches = 2
+    short.on_train_end(None, None)
+    assert reports == ["OnlineTuner: no outer step: every is 3, and there were 2 batches"]
+
+
+def test_a_validation_batch_is_moved_to_the_device_and_loggers_get_at_most_100_values():
+    logged, moved = [], []
+    loggers = [SimpleNamespace(log_metrics=lambda numbers, step: logged.append((step, numbers)))] * 2
+    strategy = SimpleNamespace(batch_to_device=lambda batch, dataloader_idx: moved.append(batch) or batch + 1)
+    trainer = SimpleNamespace(
+        strategy=strategy, optimizers=[], world_size=1, global_step=3, log_every_n_steps=1, loggers=loggers
+    )
+    for size, named in ((100, 100), (101, 0)):
+        module = RecordedModes()
+        module.hyper = Hyperparameters(pull=OnSimplex(size))
+        given = {
+            n: partial(_weighted_loss, validation=n == "validation_loss") for n in ("training_loss", "validation_loss")
+        }
+        tuner = OnlineTuner([torch.zeros(4)], every=1, **given)
+        tuner.on_train_batch_end(trainer, module, None, torch.full((4,), 2.0), 0)
+        (step, numbers), other = logged[-2:]
+        assert (step, numbers) == other
+        assert step == 3
+        assert len([name for name in numbers if name.startswith("hyper/pull[")]) == named
+        assert numbers["tuner/validation_loss"] == 0.0  # the weight is 1, and so is the batch that was moved
+    assert len(moved) == 2
+
+
+def _weighted_loss(module, batch, hyper, validation):
+    fit = (module.weight - batch).square().mean()
+    return fit if validation else fit + (hyper["pull"] * torch.arange(len(hyper["pull"]))).sum() * module.weight.sum()
+
+
+class RandomExamples(Dataset):
+    """Draws from all three generators, as transforms do."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        return place, random.random(), np.random.random(), float(torch.rand(()))  # noqa: NPY002
+
+
+class RandomWalk:
+    """Each batch depends on all that were drawn before it in its pass."""
+
+    def __iter__(self):
+        place = (0, 0.0, 0.0, 0.0)
+        for n in range(4):
+            place = (n, *(a + b for a, b in zip(place[1:], RandomExamples()[n][1:], strict=True)))
+            yield place
+
+
+@pytest.mark.parametrize(
+    "source", [DataLoader(RandomExamples(), batch_size=2, collate_fn=list), RandomWalk(), lambda n: RandomExamples()[n]]
+)
+def test_validation_batches_neither_depend_on_the_global_generators_nor_change_them(source):
+    def begin(seed):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+
+    first = ValidationBatches(source, seed=5)
+    begin(1)
+    seen, states = [], []
+    for _ in range(5):
+        states.append(first.state_dict())
+        seen.append(first.take())
+    after = RandomExamples()[0]
+    begin(1)
+    assert after == RandomExamples()[0]
+    for state, expected in zip(states, seen, strict=True):
+        again = ValidationBatches(source, seed=5)
+        again.load_state_dict(state)
+        begin(2)
+        assert again.take() == expected
+    numbers = [one[k] for batch in seen for one in (batch if isinstance(batch, list) else [batch]) for k in (1, 2, 3)]
+    assert len(set(numbers)) == len(numbers)
