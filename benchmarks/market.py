@@ -15,8 +15,7 @@ import torch
 from scipy.linalg import cho_solve_banded, cholesky_banded
 
 from benchmarks.interleaved import medians, report
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.core.problem import Task
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
 from obbo_lightning.runs.directory import RunDirectory

@@ -16,8 +16,7 @@ from torch.nn import Parameter, functional
 
 from benchmarks.interleaved import medians, report
 from obbo_lightning import OAGD, OBBO
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.inner_solvers import GradientDescent
 from obbo_lightning.core.memory import InnerState

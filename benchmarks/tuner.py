@@ -26,7 +26,7 @@ from obbo_lightning.problems.regularization import Regularized
 from obbo_lightning.problems.sources import SourceWeights
 from obbo_lightning.streams.labelled.regularization import FIXED, RegularizationStream
 from obbo_lightning.streams.labelled.sources import SourcesStream
-from obbo_lightning.streams.tasks import Tasks
+from obbo_lightning.streams.stream import Tasks
 
 SCORED = 10  # batches between tests
 LEARNED = {"every 5 batches": 5, "every 25 batches": 25}

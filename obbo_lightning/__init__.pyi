@@ -22,7 +22,7 @@ from .core.parameter_groups import (
 from .core.problem import Problem as Problem, Task as Task
 from .core.round import Round as Round, online as online, run_round as run_round
 from .inference.model import load_model as load_model
-from .inference.tabular import predict_rows as predict_rows
+from .inference.predictions import predict_rows as predict_rows
 from .networks.hyperparameters import Hyperparameters as Hyperparameters
 from .networks.weights import Weights as Weights
 from .plots import plot_comparison as plot_comparison, plot_run as plot_run, plot_weights as plot_weights
@@ -31,8 +31,7 @@ from .problems.forgetting import Forgetting as Forgetting
 from .problems.module import ModuleProblem as ModuleProblem
 from .problems.quadratic import Quadratic as Quadratic
 from .problems.spline import SmoothingSpline as SmoothingSpline
-from .streams.stream import Metric as Metric, Stream as Stream
-from .streams.tasks import Tasks as Tasks
+from .streams.stream import Metric as Metric, Stream as Stream, Tasks as Tasks
 from .training.checkpoints import ExactCheckpoints as ExactCheckpoints
 from .training.datamodule import StreamDataModule as StreamDataModule
 from .training.module import OnlineBilevelModule as OnlineBilevelModule

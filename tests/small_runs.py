@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 
 from obbo_lightning import OBBO, ExactCheckpoints, FewShot, ParameterGroups, Positive, Problem, Stream, Tasks, cli
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.config.serialization import to_config
 from obbo_lightning.networks import MLP
 from obbo_lightning.runs.checkpoints import list_checkpoints

@@ -10,11 +10,17 @@ import pytest
 from rich.table import Table as RichTable
 
 from obbo_lightning import cli
-from obbo_lightning.escaping import escape_cell, escape_table, escape_terminal, unescape_cell, unescape_table
+from obbo_lightning.escaping import (
+    PlainConsole,
+    escape_cell,
+    escape_table,
+    escape_terminal,
+    unescape_cell,
+    unescape_table,
+)
 from obbo_lightning.experiments.drawing import finish, house_style, look_of, new_figure, save_drawing
 from obbo_lightning.experiments.page import write_page
 from obbo_lightning.experiments.tables import Table, as_csv, as_latex, as_markdown
-from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.training.run import format_warnings
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from obbo_lightning.cli.flags import Flags
-from obbo_lightning.config.files import Config, find_config
-from obbo_lightning.config.flags import read_flags
+from obbo_lightning.config.parse import Config, find_config, read_flags
 from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.experiments import compare
 from obbo_lightning.experiments.grid import Grid, read_grid

@@ -1,21 +1,23 @@
 """`export`: what a run has learned, as files that other programs read."""
 
-from obbo_lightning.cli.flags import Flags
+import argparse
+
 from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.inference.export import export_model
 from obbo_lightning.inference.model import LearnedClassifier
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Write the export, and print its files."""
-    asked = Flags("export").parse_args(arguments)
-    model = export_model(asked.run, asked.out, asked.checkpoint, asked.kind)
+    model = export_model(arguments.run, arguments.out, arguments.checkpoint, arguments.kind)
     console = PlainConsole()
-    console.print(f"{asked.out}: {model.title}", soft_wrap=True, highlight=False)
-    for file in sorted(asked.out.iterdir()):
+    console.print(f"{arguments.out}: {model.title}", soft_wrap=True, highlight=False)
+    for file in sorted(arguments.out.iterdir()):
         console.print(f"  {file.name}  {file.stat().st_size / 1000:.1f} kB", soft_wrap=True, highlight=False)
     if isinstance(model, LearnedClassifier):
-        console.print(f"next: python -m obbo_lightning predict {asked.out} --support DIR --query DIR", soft_wrap=True)
+        console.print(
+            f"next: python -m obbo_lightning predict {arguments.out} --support DIR --query DIR", soft_wrap=True
+        )
     elif "note" in model.metadata:
         console.print(f"λ has no names: {model.metadata['note']}", soft_wrap=True, highlight=False)
     return 0

@@ -1,18 +1,30 @@
 """`fit`: run an online stream."""
 
+import argparse
 from pathlib import Path
 
-from obbo_lightning.config.files import Config
-from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.parse import Config, complete_config, help_text, parse_arguments, trainer_help
 from obbo_lightning.config.registry import short_name
-from obbo_lightning.config.schema import complete_config, help_parser
+
+USAGE = """usage: obbo fit [--config FILE ...] [--KEY VALUE ...] [--print_config] [--help] [--trainer.help]
+
+Run an online stream. Files (--config: a YAML file, or the name of a shipped one) and flags have the same keys; flags
+win over files, later files over earlier ones. --algorithm sobow chooses a component by its name, and
+--data package.module.Class or --problem.network path/to/file.py:Class your own. Below: the keys of the chosen
+components with their values. --print_config prints the complete configuration; --trainer.help shows the arguments of
+Lightning's Trainer.
+example: obbo fit --config quadratic --algorithm sobow --algorithm.window 25 --seed 3
+"""
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run what the command line asks for, in a new run directory."""
-    config, switches = parse_arguments(arguments)
+    config, switches = parse_arguments(arguments.overrides)
+    if "trainer.help" in switches:
+        print(trainer_help(), end="")
+        return 0
     if switches & {"help", "h"}:
-        help_parser(config).print_help()
+        print(f"{USAGE}\n{help_text(config)}")
         return 0
     config = complete_config(config)
     if "print_config" in switches:

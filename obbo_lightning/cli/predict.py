@@ -1,12 +1,12 @@
 """`predict`: classes of new examples with a few-shot run, or rows of a table with a run on that table."""
 
 import argparse
+import os
 from collections import Counter
 
 from rich.console import Console
 from rich.table import Table
 
-from obbo_lightning.cli.flags import Flags, require_csv
 from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.inference.artifact import read_artifact
 from obbo_lightning.inference.model import LearnedClassifier, model_from
@@ -14,47 +14,48 @@ from obbo_lightning.inference.predictions import (
     Predictions,
     draw_predictions,
     predict_classes,
+    predict_with_run,
     read_query,
     read_support,
 )
-from obbo_lightning.inference.tabular import predict_with_run
 from obbo_lightning.runs.directory import RunDirectory
 
 FIRST_ROWS = 8  # rows of a table that are printed
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Predict; print a table, and write all predictions to a CSV file."""
-    asked = Flags("predict").parse_args(arguments)
-    require_csv(asked.output)
-    model = model_from(read_artifact(asked.source, asked.checkpoint))
+    output = arguments.output
+    if output.suffix != ".csv" or not os.access(output.absolute().parent, os.W_OK):
+        raise ValueError(f"--output must be a csv file in a folder that can be written, got {str(output)!r}")
+    model = model_from(read_artifact(arguments.source, arguments.checkpoint))
     if isinstance(model, LearnedClassifier):
-        _classify(model, asked)
+        _classify(model, arguments)
     else:
-        _predict_rows(asked)
+        _predict_rows(arguments)
     return 0
 
 
-def _classify(model: LearnedClassifier, asked: argparse.Namespace) -> None:
-    if asked.support is None:
+def _classify(model: LearnedClassifier, arguments: argparse.Namespace) -> None:
+    if arguments.support is None:
         raise ValueError("predict: the following arguments are required: --support")
-    _refuse_flags(asked, {"csv": "--data.csv"}, "a run on a table")
-    support = read_support(asked.support, model.inputs)
+    _refuse_flags(arguments, {"csv": "--data.csv"}, "a run on a table")
+    support = read_support(arguments.support, model.inputs)
     labels = support.labels or []
-    queries = read_query(asked.query, model.inputs, set(labels))
+    queries = read_query(arguments.query, model.inputs, set(labels))
     console = PlainConsole()
     with console.status(f"adapting to {len(labels)} examples, predicting {len(queries.names)} queries"):
-        adapted = model.adapt(support.examples, labels, asked.steps, asked.lr)
-        way = "transductive" if asked.transductive else "inductive"
-        predictions = predict_classes(adapted, queries, asked.transductive, f"{model.title}, {way}")
-    predictions.write(asked.output)
+        adapted = model.adapt(support.examples, labels, arguments.steps, arguments.lr)
+        way = "transductive" if arguments.transductive else "inductive"
+        predictions = predict_classes(adapted, queries, arguments.transductive, f"{model.title}, {way}")
+    predictions.write(arguments.output)
     print_classes(console, predictions, list(map(str, adapted.classes)))
     ways = model.metadata["init_args"]["network"]["init_args"].get("ways")
-    if asked.steps is None and ways is not None and len(adapted.classes) > ways:
+    if arguments.steps is None and ways is not None and len(adapted.classes) > ways:
         console.print(f"{len(adapted.classes)} classes, and {ways} in training: more --steps may help", highlight=False)
-    console.print(str(asked.output), soft_wrap=True, highlight=False)
+    console.print(str(arguments.output), soft_wrap=True, highlight=False)
     if queries.unit == "file":
-        figure = asked.output.with_suffix(".png")
+        figure = arguments.output.with_suffix(".png")
         draw_predictions(predictions, queries.examples, figure)
         console.print(str(figure), soft_wrap=True, highlight=False)
 
@@ -76,14 +77,16 @@ def print_classes(console: Console, predictions: Predictions, classes: list[str]
     console.print(f"accuracy {predictions.accuracy:.3f} on {len(predicted)} queries", highlight=False)
 
 
-def _predict_rows(asked: argparse.Namespace) -> None:
+def _predict_rows(arguments: argparse.Namespace) -> None:
     from obbo_lightning.training.run import format_warnings
 
     few_shot_flags = {name: f"--{name}" for name in ("support", "steps", "lr", "transductive")}
-    _refuse_flags(asked, few_shot_flags, "a few-shot run")
+    _refuse_flags(arguments, few_shot_flags, "a few-shot run")
     format_warnings()
-    predictions = predict_with_run(RunDirectory.newest(asked.source), asked.query, asked.csv, asked.checkpoint)
-    predictions.write(asked.output)
+    predictions = predict_with_run(
+        RunDirectory.newest(arguments.source), arguments.query, arguments.csv, arguments.checkpoint
+    )
+    predictions.write(arguments.output)
     first = predictions.table.head(FIRST_ROWS)
     table = Table(*first.columns, title=predictions.title)
     for row in first.iter_rows():
@@ -97,10 +100,10 @@ def _predict_rows(asked: argparse.Namespace) -> None:
         if score is not None:
             text = f"{name.replace('_', ' ')} {score:.4g} on {len(predictions.table)} rows"
             console.print(text, highlight=False)
-    console.print(str(asked.output), soft_wrap=True, highlight=False)
+    console.print(str(arguments.output), soft_wrap=True, highlight=False)
 
 
-def _refuse_flags(asked: argparse.Namespace, flags: dict[str, str], needed: str) -> None:
+def _refuse_flags(arguments: argparse.Namespace, flags: dict[str, str], needed: str) -> None:
     for name, flag in flags.items():
-        if getattr(asked, name):
-            raise ValueError(f"predict: {flag} needs {needed}, got {asked.source}")
+        if getattr(arguments, name):
+            raise ValueError(f"predict: {flag} needs {needed}, got {arguments.source}")

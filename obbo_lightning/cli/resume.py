@@ -1,56 +1,41 @@
-"""`resume`: go on with runs, where they were stopped or behind their end."""
+"""`resume`: continue runs where they were stopped, or beyond their end."""
 
+import argparse
 from pathlib import Path
 from typing import Any
 
-from obbo_lightning.cli.flags import Flags
+from obbo_lightning.cli import refuse_error
 
 
-def run(arguments: list[str]) -> int:
-    """One run, or several one after the other."""
-    from obbo_lightning.config.flags import read_flags
+def run(arguments: argparse.Namespace) -> int:
+    """Continue one run, or several one after the other."""
+    from obbo_lightning.config.parse import read_flags
     from obbo_lightning.training.resume import resume
 
-    rest, data = _apart(arguments)
-    asked = Flags("resume").parse_args(rest)
-    more = {"rounds": asked.rounds, "data": read_flags(data).settings.get("data")}
-    if len(asked.directories) == 1:
-        return resume(asked.directories[0], asked.checkpoint, asked.devices, **more)
-    if asked.checkpoint or asked.devices:
-        raise ValueError("--checkpoint and --devices are for one RUN_DIR, got several")
-    return max(_resume_caught(directory, more) for directory in asked.directories)
-
-
-def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """This command's own flags, and those that set data; what else decides a result stays what it was."""
-    rest: list[str] = []
-    data: list[str] = []
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
-        key, equals, _ = word.removeprefix("--").partition("=")
-        if not (word.startswith("--") and (key == "data" or "." in key)):
-            rest.append(word)
-            continue
-        if key.partition(".")[0] != "data":
+    overrides = read_flags(arguments.overrides).config
+    for key in overrides:
+        if key != "data":
             raise ValueError(
-                f"resume takes --rounds, --data.KEY, --checkpoint and --devices, got --{key}: what else decides the "
-                "results of a run stays as it is"
+                f"resume takes --rounds, --data.KEY, --checkpoint and --devices, got --{key}: the other settings of a "
+                "run decide its results and stay"
             )
-        data += [word] if equals or not words else [word, words.pop(0)]
-    return rest, data
+    options = {"rounds": arguments.rounds, "data": overrides.get("data")}
+    if len(arguments.directories) == 1:
+        return resume(arguments.directories[0], arguments.checkpoint, arguments.devices, **options)
+    if arguments.checkpoint or arguments.devices:
+        raise ValueError("--checkpoint and --devices are for one RUN_DIR, got several")
+    return max(_resume_one(directory, options) for directory in arguments.directories)
 
 
-def _resume_caught(directory: Path, more: dict[str, Any]) -> int:
-    """One of several: its failure is not the others'; a signal ends all of them."""
-    from obbo_lightning.cli.mistakes import refuse_error
+def _resume_one(directory: Path, options: dict[str, Any]) -> int:
+    """Continue one of several runs; the others continue after its failure, but not after a signal."""
     from obbo_lightning.training.resume import resume
 
-    print(f"run {directory}", flush=True)  # whose words follow
+    print(f"run {directory}", flush=True)
     try:
-        code = resume(directory, **more)
+        code = resume(directory, **options)
     except Exception as error:
-        return refuse_error(error, debug=False)
+        return refuse_error(error)
     if code >= 128:
         raise SystemExit(code)
     return code

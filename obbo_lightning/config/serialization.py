@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from obbo_lightning.config.class_lookup import import_class, qualified_name
+from obbo_lightning.config.registry import KINDS, import_class, qualified_name, require_trusted
 from obbo_lightning.core.configurable import Configurable
 
 Config = Any  # numbers, words, tensors, lists and mappings of them: what torch.load(weights_only=True) reads
@@ -52,13 +52,14 @@ def from_config(config: Config) -> Any:
         return [from_config(one) for one in config]
     if not isinstance(config, dict):
         return config
-    for kind, allowed in (("component", _is_component), ("network", _is_network)):
-        if set(config) == {kind, "init_args"}:
-            cls = import_class(config[kind], "a checkpoint's component")
+    for key, allowed in (("component", _is_component), ("network", _is_network)):
+        if set(config) == {key, "init_args"}:
+            require_trusted(config[key], "a checkpoint's component", *KINDS)
+            cls = import_class(config[key], "a checkpoint's component")
             if not allowed(cls):  # a file must not be able to call anything else
-                raise ValueError(f"a checkpoint may name components and networks, got {config[kind]!r}")
+                raise ValueError(f"a checkpoint may name components and networks, got {config[key]!r}")
             arguments = from_config(config["init_args"])
-            return cls(**arguments) if kind == "component" else partial(cls, **arguments)
+            return cls(**arguments) if key == "component" else partial(cls, **arguments)
     if set(config) == {"dtype"}:
         return getattr(torch, config["dtype"])
     return {key: from_config(one) for key, one in config.items()}

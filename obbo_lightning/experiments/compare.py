@@ -9,8 +9,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from obbo_lightning.config.files import Config
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import Config, complete_config
 from obbo_lightning.experiments.grid import Cell, Grid
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 

@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 import yaml
 
-from obbo_lightning.config.files import Config
+from obbo_lightning.config.parse import Config
 from obbo_lightning.core.memory import InnerState, Memory, TaskEntry
 from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.randomness import Key

@@ -6,11 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from obbo_lightning.config.files import Config, ConfigError, default_config, find_config, read_yaml
-from obbo_lightning.config.flags import nested
-from obbo_lightning.config.layers import accepted_arguments, merge, overlay
+from obbo_lightning.config.parse import (
+    Config,
+    ConfigError,
+    accepted_arguments,
+    complete_config,
+    default_config,
+    find_config,
+    merge,
+    nested,
+    overlay,
+    read_yaml,
+)
 from obbo_lightning.config.registry import KINDS
-from obbo_lightning.config.schema import complete_config
 from obbo_lightning.experiments.names import distinct_names, unused
 
 KEYS = ("compare", "base", "settings", "grid", "tune")

@@ -70,7 +70,7 @@ def _draw_scatter(comparison: MarketComparison, column: str, quantity: str, name
 
 def draw_event(runs: Sequence[Run], ticker: str, day: str) -> list[Drawing]:
     """One event: three of its subsets, and every run's forecast."""
-    from obbo_lightning.config.schema import complete_config
+    from obbo_lightning.config.parse import complete_config
     from obbo_lightning.training.run import build
 
     built = build(complete_config(runs[0].settings))

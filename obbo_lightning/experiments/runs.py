@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from obbo_lightning.config.files import Config
+from obbo_lightning.config.parse import Config
 from obbo_lightning.config.registry import UntrustedError, find_component
 from obbo_lightning.experiments.names import distinct_names
 from obbo_lightning.runs.directory import RunDirectory, read_config

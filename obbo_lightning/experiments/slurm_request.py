@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from obbo_lightning.config.files import ConfigError
+from obbo_lightning.config.parse import ConfigError
 
 SHORTEST = 5  # minutes: the warning comes up to 150 seconds before the end, and finds Python still starting in less
 

@@ -9,10 +9,7 @@ import polars as pl
 import yaml
 
 from obbo_lightning.config.build import build_stream
-from obbo_lightning.config.files import Config, ConfigError
-from obbo_lightning.config.flags import nested
-from obbo_lightning.config.layers import overlay
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import Config, ConfigError, complete_config, nested, overlay
 from obbo_lightning.experiments.compare import Failure, prepare
 from obbo_lightning.experiments.grid import Cell, Grid
 from obbo_lightning.experiments.names import unused
@@ -22,8 +19,7 @@ from obbo_lightning.experiments.slurm import JOB
 from obbo_lightning.experiments.tune_request import Range, Request
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.runs.status import RunStatus
-from obbo_lightning.streams.stream import Metric, Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.stream import Metric, Stream, has_random_access
 from obbo_lightning.training.run import build
 
 Play = Callable[[Sequence[Cell], Sequence[RunDirectory]], list[Failure]]

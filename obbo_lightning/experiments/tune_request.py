@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from obbo_lightning.config.files import Config, ConfigError
+from obbo_lightning.config.parse import Config, ConfigError
 
 STEPS = {"algorithm.lr": "step α", "algorithm.scale": "scale of the step"}  # one of them is always searched
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from obbo_lightning import __version__
 from obbo_lightning.config.serialization import from_config, to_config
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.runs.checkpoints import digest, read_checkpoint
+from obbo_lightning.runs.checkpoints import read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.provenance import usable_checkpoint
+from obbo_lightning.streams.fingerprints import sha256_of
 
 FORMAT = 1
 METADATA, WEIGHTS = "metadata.json", "weights.safetensors"
@@ -76,7 +77,7 @@ def _read_checkpoint(file: Path) -> Artifact:
         "obbo_lightning": __version__,
         "round": int(checkpoint["global_step"]),
         "seed": config["seed"],
-        "checkpoint": {"file": file.name, "sha256": digest(file)},
+        "checkpoint": {"file": file.name, "sha256": sha256_of(file)},
     }
     if "problem" not in config:  # it could not be written as plain values, but λ can
         return Artifact({**metadata, "problem": None, "note": config["no_problem"]}, {"outer": outer})

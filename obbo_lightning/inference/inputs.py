@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from obbo_lightning.streams.few_shot.images import Pixels, channels_first, image_bytes, scaled
-from obbo_lightning.streams.few_shot.vectors import Features
+from obbo_lightning.streams.few_shot.images import PixelScaler, channels_first
+from obbo_lightning.streams.few_shot.vectors import FeatureScaler
+from obbo_lightning.streams.readers import image_bytes, resize_square
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,13 @@ class ImageInputs(Inputs):
         images = [self.resize(_pixels(one)) for one in ([given] if isinstance(given, Image.Image) else given)]
         if not images:
             raise ValueError("images must not be empty, got none")
-        return Pixels(self.mean, self.deviation)(channels_first(np.stack(images)))
+        return PixelScaler(self.mean, self.deviation)(channels_first(np.stack(images)))
 
     def resize(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return bytes ``[height, width, channels]`` with the channels and the size of training."""
         if self.shape[0] == 1 and pixels.shape[2] == 3:
             pixels = np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
-        pixels = scaled(pixels, self.shape[1])
+        pixels = resize_square(pixels, self.shape[1])
         return np.broadcast_to(pixels, (*pixels.shape[:2], self.shape[0]))
 
 
@@ -82,7 +83,7 @@ class ExampleInputs(Inputs):
             raise ValueError(f"examples must be numbers [n, {wanted}], got {list(examples.shape)}")
         if not np.isfinite(examples).all():
             raise ValueError("examples must be finite numbers, got NaN or infinity")
-        return Features(*(np.reshape(x, self.shape) for x in (self.mean, self.deviation)))(examples)
+        return FeatureScaler(*(np.reshape(x, self.shape) for x in (self.mean, self.deviation)))(examples)
 
 
 def inputs_from(description: dict[str, Any] | None) -> Inputs:

@@ -1,100 +1,36 @@
-"""Predict the classes of examples in files: read support and query examples, and write the results."""
+"""Predictions for files: classes of examples with an adapted classifier, and targets of the next rows of a table."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from obbo_lightning.config.build import build_problem, build_stream
+from obbo_lightning.config.parse import complete_config, component_class
+from obbo_lightning.config.registry import untrusted_source
 from obbo_lightning.escaping import escape_mathtext, escape_table
 from obbo_lightning.inference.inputs import ExampleInputs, ImageInputs, Inputs
 from obbo_lightning.inference.model import AdaptedClassifier
-from obbo_lightning.runs.directory import replacing, write_atomically
-from obbo_lightning.streams.few_shot.images import SUFFIXES, read_image, read_images
-from obbo_lightning.streams.few_shot.vectors import read_features
+from obbo_lightning.problems.forgetting import Forgetting
+from obbo_lightning.runs.checkpoints import read_checkpoint
+from obbo_lightning.runs.directory import RunDirectory, read_config, replacing, write_atomically
+from obbo_lightning.runs.provenance import usable_checkpoint
+from obbo_lightning.streams.readers import (
+    class_folders,
+    find_images,
+    read_examples,
+    read_image,
+    read_images,
+    require_file,
+)
+from obbo_lightning.streams.tabular.forgetting import ForgettingStream
+from obbo_lightning.streams.tabular.rows import read_queries
 
 SHOWN = 20  # queries in the figure
-
-
-class ExampleSet(NamedTuple):
-    """Examples from a folder or a file.
-
-    Attributes:
-        unit: ``file`` or ``row``, what a name is.
-        names: path of each file in the folder, or number of each row, counted from 1.
-        examples: images or vectors as `LearnedClassifier.adapt` takes them.
-        labels: of each example; None where they are not known.
-    """
-
-    unit: str
-    names: list[str]
-    examples: Any
-    labels: list[str] | None
-
-
-def read_support(path: Path, inputs: Inputs) -> ExampleSet:
-    """Read a folder with a folder of images for each class, or a file with labels."""
-    if isinstance(inputs, ImageInputs) and path.is_dir():
-        folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
-        found = _read_files(path, [file for folder in folders for file in _find_images(folder)], inputs)
-    else:
-        found = _read_rows("--support", path, inputs)
-    if found.labels is None:
-        raise ValueError(f"{path} must have labels to adapt to, and has none")
-    classes = sorted(set(found.labels))
-    if len(classes) < 2:
-        raise ValueError(f"{path} must hold 2 classes or more, and has {', '.join(map(repr, classes)) or 'none'}")
-    return found
-
-
-def read_query(path: Path, inputs: Inputs, classes: set[str]) -> ExampleSet:
-    """Read a folder of images or a file; images have labels if they are in folders with the names of ``classes``."""
-    if isinstance(inputs, ImageInputs) and path.is_dir():
-        found = _read_files(path, _find_images(path), inputs)
-        if not classes & set(found.labels or []):
-            return found._replace(labels=None)
-    else:
-        found = _read_rows("--query", path, inputs)
-    for name, label in zip(found.names, found.labels or [], strict=False):
-        if label not in classes:
-            known = ", ".join(sorted(classes))
-            raise ValueError(f"{path} must have examples of the classes {known}, got {label!r} for {found.unit} {name}")
-    return found
-
-
-def _find_images(folder: Path) -> list[Path]:
-    """Return the images below a folder, hidden files and folders left out."""
-    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES and file.is_file()]
-    found = [file for file in files if not any(name.startswith(".") for name in file.relative_to(folder).parts)]
-    if not found:
-        raise ValueError(f"{folder} must hold images ({', '.join(sorted(SUFFIXES))}), and has none")
-    return found
-
-
-def _read_files(path: Path, files: list[Path], inputs: ImageInputs) -> ExampleSet:
-    """Read images; the label of each is the folder in ``path`` that it is in, or empty."""
-    names = [file.relative_to(path) for file in files]
-    labels = [name.parts[0] if len(name.parts) > 1 else "" for name in names]
-    return ExampleSet("file", list(map(str, names)), [inputs.resize(read_image(file)) for file in files], labels)
-
-
-def _read_rows(key: str, path: Path, inputs: Inputs) -> ExampleSet:
-    """Read an npz file, or a table of vectors."""
-    examples: NDArray[np.generic]
-    labels: NDArray[np.generic] | None
-    if isinstance(inputs, ImageInputs):
-        if path.suffix.lower() != ".npz" or not path.is_file():
-            raise ValueError(f"{key} must be a folder of images or an npz file that exists, got {str(path)!r}")
-        examples, labels = read_images(path)
-    elif isinstance(inputs, ExampleInputs):
-        examples, labels = read_features(path, inputs.label, key, inputs.columns)
-        if list(examples.shape[1:]) != list(inputs.shape):
-            raise ValueError(f"{path} must hold examples of shape {list(inputs.shape)}, got {list(examples.shape[1:])}")
-    else:
-        raise ValueError(f"{key} needs a run whose stream describes its inputs, and this one does not, got {path}")
-    names = [str(row) for row in range(1, len(examples) + 1)]
-    return ExampleSet("row", names, examples, None if labels is None else labels.astype(str).tolist())
 
 
 class Predictions(NamedTuple):
@@ -126,6 +62,76 @@ class Predictions(NamedTuple):
     def write(self, path: Path) -> None:
         """Write the table as a CSV file."""
         write_atomically(path, escape_table(self.table).write_csv())
+
+
+class ExampleSet(NamedTuple):
+    """Examples from a folder or a file.
+
+    Attributes:
+        unit: ``file`` or ``row``, what a name is.
+        names: path of each file in the folder, or number of each row, counted from 1.
+        examples: images or vectors as `LearnedClassifier.adapt` takes them.
+        labels: of each example; None where they are not known.
+    """
+
+    unit: str
+    names: list[str]
+    examples: Any
+    labels: list[str] | None
+
+
+def read_support(path: Path, inputs: Inputs) -> ExampleSet:
+    """Read a folder with a folder of images for each class, or a file with labels."""
+    if isinstance(inputs, ImageInputs) and path.is_dir():
+        files = [file for folder in class_folders(path) for file in find_images(folder)]
+        found = _read_files(path, files, inputs)
+    else:
+        found = _read_rows("--support", path, inputs)
+    if found.labels is None:
+        raise ValueError(f"{path} must have labels to adapt to, and has none")
+    classes = sorted(set(found.labels))
+    if len(classes) < 2:
+        raise ValueError(f"{path} must hold 2 classes or more, and has {', '.join(map(repr, classes)) or 'none'}")
+    return found
+
+
+def read_query(path: Path, inputs: Inputs, classes: set[str]) -> ExampleSet:
+    """Read a folder of images or a file; images have labels if they are in folders with the names of ``classes``."""
+    if isinstance(inputs, ImageInputs) and path.is_dir():
+        found = _read_files(path, find_images(path), inputs)
+        if not classes & set(found.labels or []):
+            return found._replace(labels=None)
+    else:
+        found = _read_rows("--query", path, inputs)
+    for name, label in zip(found.names, found.labels or [], strict=False):
+        if label not in classes:
+            known = ", ".join(sorted(classes))
+            raise ValueError(f"{path} must have examples of the classes {known}, got {label!r} for {found.unit} {name}")
+    return found
+
+
+def _read_files(path: Path, files: list[Path], inputs: ImageInputs) -> ExampleSet:
+    """Read images; the label of each is the folder in ``path`` that it is in, or empty."""
+    names = [file.relative_to(path) for file in files]
+    labels = [name.parts[0] if len(name.parts) > 1 else "" for name in names]
+    return ExampleSet("file", list(map(str, names)), [inputs.resize(read_image(file)) for file in files], labels)
+
+
+def _read_rows(key: str, path: Path, inputs: Inputs) -> ExampleSet:
+    """Read an npz file, or a table of vectors."""
+    examples: NDArray[np.generic]
+    labels: NDArray[np.generic] | None
+    if isinstance(inputs, ImageInputs):
+        require_file(key, path, "a folder of images or an npz file", (".npz",))
+        examples, labels = read_images(path)
+    elif isinstance(inputs, ExampleInputs):
+        examples, labels, _ = read_examples(path, inputs.label, key, inputs.columns)
+        if list(examples.shape[1:]) != list(inputs.shape):
+            raise ValueError(f"{path} must hold examples of shape {list(inputs.shape)}, got {list(examples.shape[1:])}")
+    else:
+        raise ValueError(f"{key} needs a run whose stream describes its inputs, and this one does not, got {path}")
+    names = [str(row) for row in range(1, len(examples) + 1)]
+    return ExampleSet("row", names, examples, None if labels is None else labels.astype(str).tolist())
 
 
 def predict_classes(adapted: AdaptedClassifier, queries: ExampleSet, transductive: bool, title: str) -> Predictions:
@@ -166,3 +172,72 @@ def draw_predictions(predictions: Predictions, images: list[NDArray[np.uint8]], 
     with replacing(path) as aside:
         figure.savefig(aside, dpi=120, format="png")
     plt.close(figure)
+
+
+def predict_rows(
+    run: str | Path,
+    query: str | Path,
+    csv: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    trust: bool = False,
+) -> Predictions:
+    """Predict rows of a file with the model that the run's next round would fit: the last blocks, weighted by λ.
+
+    The table of the `Predictions` has ``row``, ``actual`` where the target of all rows is known, ``predicted``, and for
+    classes the ``probability`` of the predicted one.
+
+    Args:
+        run: directory of a run with ``data.csv``, or a folder above it, for its newest run.
+        query: a CSV file with the same features; the target may be missing.
+        csv: the run's table, where it has moved or grown.
+        checkpoint: of the run; None for its newest.
+        trust: import classes that the run names (``file.py:Class``) although no installed package has them.
+    """
+    with untrusted_source(None if trust else f"predict_rows({str(run)!r}, …, trust=True)"):
+        return predict_with_run(RunDirectory.newest(run), Path(query), csv, Path(checkpoint) if checkpoint else None)
+
+
+def predict_with_run(
+    run: RunDirectory, query: Path, csv: str | Path | None = None, checkpoint: Path | None = None
+) -> Predictions:
+    """Do what `predict_rows` does, where it has been decided already whether the run is trusted."""
+    file = usable_checkpoint(run, checkpoint)
+    config = complete_config(read_config(run))
+    for key, needed in (("data", ForgettingStream), ("problem", Forgetting)):
+        found = component_class(config, key)
+        if found is None or not issubclass(found, needed):
+            name = "none" if found is None else found.__name__
+            raise ValueError(
+                f"predict_rows needs a run on a table (--config forgetting), got {run.path} with the {key} {name}"
+            )
+    data = config["data"] | ({} if csv is None else {"csv": str(csv)})
+    if data.get("csv") is None:
+        raise ValueError(f"predict_rows needs a run with data.csv, got {run.path}, whose rows are synthetic")
+    stream = build_stream({**config, "data": data})
+    problem = build_problem(config, stream)
+    assert isinstance(stream, ForgettingStream)
+    assert isinstance(problem, Forgetting)
+    features, actual = read_queries(query.expanduser(), stream.columns, data["target"])
+    tasks, weights = stream.train, read_checkpoint(file)["state_dict"]["outer"].double()
+    # β̂(λ) on the blocks before the one that comes next
+    inner = problem.solution(weights, tasks.known(len(tasks)))
+    fitted = tasks.scaled(features, len(tasks)) @ inner[0]
+    columns = {"row": pl.Series(range(1, len(features) + 1)), **_predicted_columns(stream, fitted, actual)}
+    fitted_rows = tasks.past * tasks.target.shape[1]
+    return Predictions(
+        pl.DataFrame(columns), f"{data['target']}, fitted to the last {fitted_rows} rows with learned weights"
+    )
+
+
+def _predicted_columns(stream: ForgettingStream, fitted: Tensor, actual: pl.Series | None) -> dict[str, pl.Series]:
+    if stream.train.kind == "regression":
+        mean, deviation = stream.train.target_scale(len(stream.train))
+        predicted = {"predicted": pl.Series((mean + deviation * fitted).tolist())}
+        actual = None if actual is None else actual.cast(pl.Float64, strict=False)
+    else:
+        probability = fitted.sigmoid()
+        predicted = {
+            "predicted": pl.Series([stream.classes[int(one)] for one in (probability > 0.5).tolist()]),
+            "probability": pl.Series(torch.maximum(probability, 1 - probability).tolist()),
+        }
+    return predicted if actual is None or actual.null_count() else {"actual": actual, **predicted}

@@ -1,6 +1,5 @@
 """Find, verify and read checkpoints, without Lightning, which predictions do not need."""
 
-import hashlib
 import os
 import pickle  # its error alone
 import warnings
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from obbo_lightning.streams.fingerprints import sha256_of
 
 
 class CheckpointError(ValueError):
@@ -67,7 +68,7 @@ def verify_checkpoint(path: Path) -> Path:
     checksum = checksum_file(path)
     if not checksum.is_file():
         raise CheckpointError(f"checkpoint {path} has no checksum file {checksum.name} beside it")
-    if digest(path) != checksum.read_text().strip():
+    if sha256_of(path) != checksum.read_text().strip():
         raise CheckpointError(f"checkpoint {path} is damaged (its checksum differs)")
     return path
 
@@ -75,8 +76,3 @@ def verify_checkpoint(path: Path) -> Path:
 def checksum_file(path: Path) -> Path:
     """Return the path of the checksum of a checkpoint."""
     return path.with_suffix(".sha256")
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from obbo_lightning.config.files import Config, ConfigError, require_few_values
+from obbo_lightning.config.parse import Config, ConfigError, parse_yaml
+from obbo_lightning.config.registry import require_trusted_values
 
 
 class RunDirectory:
@@ -107,14 +106,14 @@ class RunDirectory:
 
 
 def read_config(run: RunDirectory) -> Config:
-    """Return what config.yaml of a run holds."""
+    """Return the configuration of a run; refuse one that names classes or folders which are not trusted."""
     try:
-        config: Config = yaml.safe_load(run.config.read_text())
-        require_few_values(config, str(run.config))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as damage:
+        config = parse_yaml(run.config.read_text(), str(run.config))
+    except (OSError, ValueError) as damage:
         raise ConfigError(f"{run.config} cannot be read: {type(damage).__name__}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{run.config} must hold the configuration of a run, got something else")
+    require_trusted_values(config.get("trainer"), "trainer", run.path)
     return config
 
 

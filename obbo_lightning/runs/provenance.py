@@ -1,7 +1,6 @@
 """Provenance of a run: versions, configuration, data and tables, checked before the run is read or continued."""
 
 import csv
-import hashlib
 import json
 import re
 import warnings
@@ -14,14 +13,13 @@ from platform import python_version
 from typing import Any, NamedTuple
 
 from obbo_lightning import __version__
-from obbo_lightning.config.files import Config, ConfigError
+from obbo_lightning.config.parse import Config, ConfigError
 from obbo_lightning.core.problem import Task
 from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, read_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, read_config, summary_text, write_atomically
 from obbo_lightning.runs.table import RoundTable, TableMark, require_rows, restore_rows, restore_timings
-from obbo_lightning.streams.fingerprints import compare
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.fingerprints import describe_changes, sha256_of
+from obbo_lightning.streams.stream import Stream, has_random_access
 
 FORMAT = 2
 # Keys that may change when a run is continued; all others decide its results.
@@ -103,7 +101,7 @@ class Provenance(NamedTuple):
         files = [run.baselines, run.test_scores, run.events, run.lanes]
         contents = {file.name: file.read_bytes() for file in files if file.is_file()}
         contents[run.summary.name] = summary_text(summary).encode()
-        closing = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        closing = {name: sha256_of(content) for name, content in contents.items()}
         return self._replace(tables={t.path.name: t.mark() for t in tables}, closing=closing).write(run)
 
     def as_dict(self) -> dict[str, Any]:
@@ -190,7 +188,7 @@ def require_intact(run: RunDirectory) -> Provenance | None:
         require_rows(run.path / name, mark, complete=run.finished)
     for name, known_hash in known.closing.items() if run.finished else ():
         file = run.path / name
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != known_hash:
+        if not file.is_file() or sha256_of(file) != known_hash:
             raise ProvenanceError(f"{file} is damaged: it is not what the run wrote at its end")
     return known
 
@@ -295,7 +293,7 @@ def require_same_data(
     if not rounds or not run.fingerprints.is_file():
         return
     now = stream.source_digests()
-    differences = compare(known, now) if known else ""
+    differences = describe_changes(known, now) if known else ""
     if not (changed or differences or (now and not known)):
         return
     tasks = _past_tasks(stream)
@@ -342,4 +340,4 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return sha256_of(json.dumps(content, sort_keys=True))

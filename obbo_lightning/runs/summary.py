@@ -11,8 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from obbo_lightning.config.files import Config
-from obbo_lightning.config.layers import component_class
+from obbo_lightning.config.parse import Config, component_class
 from obbo_lightning.config.registry import short_name
 from obbo_lightning.core.regret import REGRETS
 from obbo_lightning.core.statistics import mean_and_error

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 import polars as pl
 
 from obbo_lightning.runs.directory import write_atomically
+from obbo_lightning.streams.fingerprints import sha256_of
 
 TIMING_COLUMNS = ["round", "seconds", "evaluation_seconds"]  # of timings.csv
 
@@ -132,7 +133,7 @@ def require_rows(path: Path, mark: TableMark, complete: bool = False) -> None:
     """
     lines = _lines(path)
     kept, last = lines[: mark["rows"]], mark["last"].encode()
-    if len(kept) < mark["rows"] or hashlib.sha256(b"".join(kept)).hexdigest() != mark["sha256"]:
+    if len(kept) < mark["rows"] or sha256_of(*kept) != mark["sha256"]:
         raise ValueError(f"{path} is damaged: its first {mark['rows']} rounds are not those that the run wrote")
     if complete and lines[mark["rows"] :] != [last]:
         raise ValueError(f"{path} is damaged: it does not end with the last round that the run wrote")

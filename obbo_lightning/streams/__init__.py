@@ -5,8 +5,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "stream": ["Metric", "Stream"],
-        "tasks": ["TaskSequence", "Tasks"],
+        "stream": ["Metric", "Stream", "TaskSequence", "Tasks"],
         "few_shot.stream": ["FewShotStream"],
         "few_shot.synthetic": ["SyntheticStream"],
         "few_shot.fc100": ["FC100Stream"],
@@ -18,7 +17,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "labelled.regularization": ["RegularizationStream"],
         "tabular.forgetting": ["ForgettingStream"],
         "market.stream": ["MarketStream"],
-        "arriving.follow": ["FollowStream"],
+        "arriving": ["FollowStream"],
         "quadratic": ["QuadraticStream", "QuadraticTasks"],
     },
 )

@@ -1,7 +1,8 @@
-"""What tells tasks apart: short digests of the numbers in them."""
+"""Digests that identify data: of arrays, tasks and files; and which of several sources have changed."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,32 +10,43 @@ from numpy.typing import NDArray
 
 from obbo_lightning.core.problem import Task
 
-DIGITS = 16
+DIGITS = 16  # of a fingerprint; enough to tell the tasks of a run apart
 
 
-def digest_of(*arrays: NDArray[Any], names: Sequence[str] = ()) -> str:
-    """Of names, kinds, shapes and bytes.
+def sha256_of(*contents: bytes | memoryview | str | Path) -> str:
+    """Return the SHA-256 of bytes, texts and files, one after the other, in hexadecimal digits.
 
-    >>> digest_of(np.arange(3)) == digest_of(np.arange(3)) != digest_of(np.arange(3.0))
+    >>> sha256_of("ab") == sha256_of(b"a", "b")
     True
     """
-    found = hashlib.sha256("\n".join(names).encode())
-    for array in arrays:
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()[:DIGITS]
+    found = hashlib.sha256()
+    for content in contents:
+        if isinstance(content, Path):
+            content = content.read_bytes()
+        found.update(content.encode() if isinstance(content, str) else content)
+    return found.hexdigest()
+
+
+def digest_arrays(*arrays: NDArray[Any], names: Sequence[str] = ()) -> str:
+    """Return a digest of names, dtypes, shapes and values.
+
+    >>> digest_arrays(np.arange(3)) == digest_arrays(np.arange(3)) != digest_arrays(np.arange(3.0))
+    True
+    """
+    parts = [part for a in arrays for part in (f"{a.dtype.str}{a.shape}", np.ascontiguousarray(a).data)]
+    return sha256_of("\n".join(names), *parts)[:DIGITS]
 
 
 def fingerprint_of(task: Task) -> str:
-    """A digest of a task's tensors and their names."""
+    """Return a digest of a task's tensors and their names."""
     names = sorted(task)
-    return digest_of(*(task[name].detach().cpu().numpy() for name in names), names=names)
+    return digest_arrays(*(task[name].detach().cpu().numpy() for name in names), names=names)
 
 
-def compare(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Which named sources changed between two times, in words; nothing where none did.
+def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return which sources have changed between two collections of digests; empty where none has.
 
-    >>> compare({"ant": "1", "bee": "2"}, {"bee": "3", "cat": "4"})
+    >>> describe_changes({"ant": "1", "bee": "2"}, {"bee": "3", "cat": "4"})
     "'bee' has changed; 'ant' is gone; 'cat' is new"
     """
     kinds = {

@@ -1,4 +1,4 @@
-"""Quadratic tasks that drift ever more slowly, with their variation known in closed form."""
+"""Quadratic tasks whose drift decays, with their variation in closed form."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,12 +12,11 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, nonnegative
 from obbo_lightning.problems.quadratic import Quadratic
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.tasks import Tasks, TaskSequence
+from obbo_lightning.streams.stream import Stream, Tasks, TaskSequence
 
 
 class Variation(NamedTuple):
-    """How much a stream moves in T rounds, one number a lane               (eq. inner_level_variation)."""
+    """Variation of a stream over T rounds, one number per lane               (eq. inner_level_variation)."""
 
     h1: Tensor
     h2: Tensor
@@ -27,19 +26,19 @@ class Variation(NamedTuple):
 class QuadraticTasks(TaskSequence):
     """Task t of a `Quadratic` problem: b_t = b + drift t^{−1/2} ξ_t, c_t = c + drift t^{−1/2} ξ'_t, ξ unit vectors.
 
-    So H_{2,T} = O(log T) and V_{1,T} = O(√T): sublinear, as the theorems ask. ℓ_{g,1} = 1 and μ_g = 1/κ_g.
+    So H_{2,T} = O(log T) and V_{1,T} = O(√T): sublinear, as the theorems require. ℓ_{g,1} = 1 and μ_g = 1/κ_g.
 
     Args:
-        condition_number: κ_g, one for all lanes or one a lane.
+        condition_number: κ_g, one for all lanes or one per lane.
         rounds: T, the length of the stream.
-        lanes: how many independent problems, each with its own A, B, b_t, c_t.
+        lanes: number of independent problems, each with its own A, B, b_t, c_t.
         outer_dim: d.
         inner_dim: p.
         drift: size of the first round's change.
-        noise: of one observation, see `Quadratic`.
+        noise: standard deviation of one observation, see `Quadratic`.
         radius: of the ball X.
-        seed: of everything.
-        dtype: of everything.
+        seed: of the problem and its tasks.
+        dtype: of the problem and its tasks.
 
     >>> stream = QuadraticTasks(condition_number=10, rounds=3)
     >>> len(stream), sorted(stream[0]), stream[0]["b"].shape
@@ -81,7 +80,7 @@ class QuadraticTasks(TaskSequence):
         self.problem = Quadratic(torch.stack(matrices).to(dtype), torch.stack(couplings).to(dtype), noise=noise)
 
     def task(self, t: int) -> Task:
-        """The task of round t, counted from 0; a pure function of (seed, t), also beyond the stream's length."""
+        """Return task t, counted from 0: a pure function of (seed, t), also beyond the length."""
         size = self.drift / (t + 1) ** 0.5
         return {
             name: torch.stack(
@@ -91,11 +90,11 @@ class QuadraticTasks(TaskSequence):
         }
 
     def initial_outer(self) -> Tensor:
-        """λ_1 = 0."""
+        """Return λ_1 = 0."""
         return torch.zeros(self.lanes, self.outer_dim, dtype=self.dtype)
 
     def variation(self, rounds: int | None = None) -> Variation:
-        """H_{1,T}, H_{2,T} and V_{1,T} of the first T rounds, over the ball X.
+        """Return H_{1,T}, H_{2,T} and V_{1,T} of the first T rounds, over the ball X.
 
         β̂_t − β̂_{t−1} = A⁻¹(b_t − b_{t−1}) does not depend on λ. With e_t = A⁻¹b_t − c_t the difference of F_{t+1} and
         F_t is affine in λ, ⟨Sᵀ(e_{t+1} − e_t), λ⟩ + (‖e_{t+1}‖² − ‖e_t‖²)/2, and its largest absolute value on a ball
@@ -110,7 +109,7 @@ class QuadraticTasks(TaskSequence):
             slope = torch.einsum("lij,li->lj", problem.response, next_gap - gap)
             constant = 0.5 * (next_gap.square().sum(-1) - gap.square().sum(-1))
             v1 = v1 + constant.abs() + self.domain.radius * slope.norm(dim=-1)
-            if t < total:  # H compares rounds 2..T with the one before
+            if t < total:  # H compares each of the rounds 2..T with the round before
                 distance = (next_shift - shift).norm(dim=-1)
                 h1, h2 = h1 + distance, h2 + distance.square()
             shift, gap = next_shift, next_gap
@@ -138,22 +137,22 @@ class QuadraticTasks(TaskSequence):
 
 
 class QuadraticStream(Stream):
-    """A quadratic stream as ``--data quadratic``: exact regret, and test tasks from far down the same stream.
+    """Quadratic tasks with exact regret; validation and test tasks are later tasks of the same sequence.
 
     Args:
         condition_number: κ_g.
         outer_dim: d.
         inner_dim: p.
         drift: size of the first round's change.
-        noise: of one observation.
-        radius: of the ball that H and V are taken over.
-        seed: of everything.
+        noise: standard deviation of one observation.
+        radius: of the ball over which H and V are computed.
+        seed: of the problem and its tasks.
     """
 
     problem_type = Quadratic
     derived_arguments = ("inner_matrix", "coupling", "ridge", "noise")
     rates_over = "condition_number"
-    FAR = 1_000_000
+    LENGTH = 1_000_000
     train: QuadraticTasks
 
     def __init__(
@@ -167,14 +166,14 @@ class QuadraticStream(Stream):
         seed: int = 0,
     ) -> None:
         self.train = QuadraticTasks(
-            condition_number, self.FAR, 1, outer_dim, inner_dim, drift, noise, radius, seed, torch.float64
+            condition_number, self.LENGTH, 1, outer_dim, inner_dim, drift, noise, radius, seed, torch.float64
         )
-        self.validation = Tasks(lambda t: self.train.task(self.FAR + t), 600)
-        self.test = Tasks(lambda t: self.train.task(2 * self.FAR + t), 600)
+        self.validation = Tasks(lambda t: self.train.task(self.LENGTH + t), 600)
+        self.test = Tasks(lambda t: self.train.task(2 * self.LENGTH + t), 600)
 
     def task_spec(self) -> dict[str, Any]:
         return {name: getattr(self.train.problem, name) for name in self.derived_arguments}
 
     def start(self, problem: Problem, seed: int) -> Tensor:
-        """λ_1 = 0."""
+        """Return λ_1 = 0."""
         return self.train.initial_outer()

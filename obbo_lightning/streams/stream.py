@@ -1,16 +1,17 @@
-"""Base class of streams: where tasks come from, what problem they pose, and how it is scored."""
+"""Base class of streams: where tasks come from, what problem they pose, and how it is scored; sequences of tasks."""
 
 import inspect
-from abc import ABC
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeGuard, overload
 
 from torch import Tensor, nn
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.validation import at_least
 from obbo_lightning.streams.fingerprints import fingerprint_of
 
 if TYPE_CHECKING:
@@ -130,3 +131,54 @@ class Stream(Configurable, ABC):
                 called = getattr(getattr(network, "func", network), "__name__", network)
                 raise ValueError(f"problem.network must not need {name}, which these tasks do not have, got {called}")
         return partial(network, **derived)
+
+
+def has_random_access(tasks: Any) -> "TypeGuard[Sequence[Task]]":
+    """Return whether tasks can be indexed; otherwise they can only be iterated over."""
+    return hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
+
+
+class TaskSequence(Sequence[Task]):
+    """Sequence of ``length`` tasks, each a pure function of its index: random access, no hidden state."""
+
+    length: int
+
+    @abstractmethod
+    def task(self, t: int) -> Task:
+        """Return task t, counted from 0."""
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self.task(t) for t in range(*index.indices(self.length))]
+        if not -self.length <= index < self.length:
+            raise IndexError(f"round must lie in 0..{self.length - 1}, got {index}")
+        return self.task(index % self.length)
+
+
+class Tasks(TaskSequence):
+    """Tasks from a function of the index.
+
+    Args:
+        make: returns task t, counted from 0; it must return the same task for the same t.
+        length: number of tasks.
+
+    >>> import torch
+    >>> tasks = Tasks(lambda t: {"x": torch.full((1, 2), float(t))}, length=1000)
+    >>> tasks[7]["x"]
+    tensor([[7., 7.]])
+    """
+
+    def __init__(self, make: Callable[[int], Task], length: int) -> None:
+        self.make = make
+        self.length = at_least("length", length, 1)
+
+    def task(self, t: int) -> Task:
+        return self.make(t)

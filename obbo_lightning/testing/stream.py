@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.problem import Problem, Task
-from obbo_lightning.streams.stream import Metric, Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.stream import Metric, Stream, has_random_access
 
 
 def check_stream(stream: Stream, rounds: int = 3) -> None:

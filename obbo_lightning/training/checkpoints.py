@@ -7,8 +7,9 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from obbo_lightning.runs.checkpoints import CheckpointError, checksum_file, digest, list_checkpoints, read_checkpoint
+from obbo_lightning.runs.checkpoints import CheckpointError, checksum_file, list_checkpoints, read_checkpoint
 from obbo_lightning.runs.directory import replacing, write_atomically
+from obbo_lightning.streams.fingerprints import sha256_of
 
 KEPT = 2
 PLAIN = (bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device, torch.Size)
@@ -28,7 +29,7 @@ class ExactCheckpoints(TorchCheckpointIO):
         final.parent.mkdir(parents=True, exist_ok=True)
         with replacing(final) as aside:
             super().save_checkpoint(checkpoint, aside, storage_options)
-            write_atomically(checksum_file(final), digest(aside) + "\n")  # before the checkpoint has its name
+            write_atomically(checksum_file(final), sha256_of(aside) + "\n")  # before the checkpoint has its name
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read tensors and plain values, for every value of ``weights_only``."""

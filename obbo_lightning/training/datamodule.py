@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from obbo_lightning.core.distributed import tasks_of_rank
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.stream import Stream, has_random_access
 
 
 class InOrder(IterableDataset[Any]):

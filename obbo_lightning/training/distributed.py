@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
-from obbo_lightning.config.files import ConfigError
+from obbo_lightning.config.parse import ConfigError
 from obbo_lightning.core.distributed import Shard, lanes_of_rank, tasks_of_rank
 from obbo_lightning.core.memory import InnerState, TaskEntry
 from obbo_lightning.core.problem import Problem

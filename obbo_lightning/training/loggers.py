@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 
-from obbo_lightning.config.files import Config
+from obbo_lightning.config.parse import Config
 from obbo_lightning.config.registry import short_name
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 

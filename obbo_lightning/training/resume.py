@@ -5,10 +5,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from obbo_lightning.config.files import Config
-from obbo_lightning.config.layers import overlay, section
+from obbo_lightning.config.parse import Config, complete_config, overlay, section
 from obbo_lightning.config.registry import short_name
-from obbo_lightning.config.schema import complete_config
 from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, read_checkpoint, verify_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, read_config
 from obbo_lightning.runs.provenance import (

@@ -20,9 +20,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
-from obbo_lightning.config.files import Config, ConfigError
+from obbo_lightning.config.parse import Config, ConfigError, callback_entries
 from obbo_lightning.config.registry import find_component
-from obbo_lightning.config.trainer import callback_entries, with_chosen_trainer
 from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least
@@ -39,9 +38,8 @@ from obbo_lightning.runs.summary import (
     summarise_lanes,
     summarise_validation,
 )
-from obbo_lightning.streams.arriving.task_files import DamagedTaskError
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.arriving import DamagedTaskError
+from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.threads import take_threads
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.datamodule import StreamDataModule
@@ -181,7 +179,7 @@ def make_trainer(
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     given = {k: v for k, v in config["trainer"].items() if v is not None}
-    users = [] if evaluating else [_make_callback(entry) for entry in callback_entries(config)]
+    users = [] if evaluating else [_make_callback(entry) for entry in callback_entries(config["trainer"])]
     plugins = given.get("plugins") or []
     # RunWriter evaluates rounds before they are saved; Lightning validates as well only where asked to.
     validation = {"val_check_interval", "limit_val_batches"} & set(given)
@@ -260,7 +258,7 @@ def fit(
     console = PlainConsole(quiet=quiet or not is_rank_zero())
     with status.own(run) if is_rank_zero() else contextlib.nullcontext():
         status.set("starting")
-        writer = RunWriter(run, with_chosen_trainer(config), stream, data, validation, status)
+        writer = RunWriter(run, config, stream, data, validation, status)
         hidden = config["trainer"].get("enable_progress_bar") is False
         progress = [] if hidden else [RoundProgress(stream.metric.name, console)]
         trainer = make_trainer(config, [*callbacks, *progress, writer], root=run.path)

@@ -15,7 +15,7 @@ import yaml
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
-from obbo_lightning.config.files import Config
+from obbo_lightning.config.parse import Config
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.round import Round
@@ -26,8 +26,7 @@ from obbo_lightning.runs.provenance import Provenance, restore_tables
 from obbo_lightning.runs.status import RunStatus
 from obbo_lightning.runs.table import TIMING_COLUMNS, RoundTable, TableMark
 from obbo_lightning.streams.fingerprints import fingerprint_of
-from obbo_lightning.streams.stream import Stream
-from obbo_lightning.streams.tasks import has_random_access
+from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.evaluation import Scores, evaluate_tasks

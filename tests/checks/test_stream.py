@@ -10,7 +10,7 @@ import torch
 from obbo_lightning import FewShot, Metric, Quadratic, Stream, Tasks
 from obbo_lightning.config.registry import component_names, find_component
 from obbo_lightning.networks import MLP
-from obbo_lightning.streams import fc100
+from obbo_lightning.streams.few_shot import fc100
 from obbo_lightning.streams.few_shot.stream import FewShotStream
 from obbo_lightning.testing import check_stream
 
@@ -254,8 +254,6 @@ def test_losses_must_be_one_a_lane():
 
 
 def test_an_own_source_of_few_shot_examples_meets_it():
-    from obbo_lightning.streams.few_shot.stream import Drawing
-
     class Blobs:
         shape = (4,)
 
@@ -270,6 +268,7 @@ def test_an_own_source_of_few_shot_examples_meets_it():
 
         def __init__(self, seed=0):
             splits = {"train": range(5), "validation": range(5, 10), "test": range(10, 15)}
-            super().__init__(Blobs(), splits, Drawing(ways=3), seed)
+            super().__init__(ways=3, seed=seed)
+            self.make_tasks(Blobs(), splits)
 
     check_stream(BlobStream())

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 from jsonschema import Draft7Validator
+from obbo_lightning.training.rows import COUNTS, NUMBERS, REGRETS
 
 from obbo_lightning import cli
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.experiments.dashboard import BY, SECTIONS, build_report, build_workspace, save
 from obbo_lightning.experiments.drawing import COLOURS
-from obbo_lightning.training.rows import COUNTS, NUMBERS, REGRETS
 
 # wandb-workspaces itself uses what pydantic deprecates
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -4,9 +4,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.config.registry import find_component
-from obbo_lightning.config.schema import complete_config
 from obbo_lightning.experiments.comparison import read_comparison
 from obbo_lightning.experiments.comparison_tables import comparison_tables
 from obbo_lightning.experiments.estimate import estimate_seconds

@@ -6,9 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
+from obbo_lightning.training.recorder import Recorder
 
 from obbo_lightning import cli
-from obbo_lightning.config.files import ConfigError
+from obbo_lightning.config.parse import ConfigError
 from obbo_lightning.experiments import tuning
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.report import write_report
@@ -16,7 +17,6 @@ from obbo_lightning.experiments.search import Trial
 from obbo_lightning.experiments.tune import _require_possible, lengthen, methods_of, trial_cell, tune
 from obbo_lightning.experiments.tune_request import read_tune
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.training.recorder import Recorder
 from obbo_lightning.training.resume import resume
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from small_runs import TINY, call, read_results
 
-from obbo_lightning.experiments import report
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.provenance import decisive_keys, read_provenance
 
@@ -48,7 +47,7 @@ def runs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("obbo_lightning.training.run.draw_figures", lambda *arguments: [])
         for name in ("draw_comparison", "draw_market"):
-            patch.setattr(report, name, lambda *arguments: [], raising=False)
+            patch.setattr(f"obbo_lightning.experiments.report.{name}", lambda *arguments: [], raising=False)
         yield {name: make_runs(tmp_path_factory.mktemp("runs"), flags) for name, flags in STREAMS.items()}
 
 

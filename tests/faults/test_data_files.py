@@ -10,12 +10,10 @@ import pytest
 import torch
 from small_runs import TINY, EveryFile, call
 
-from obbo_lightning.streams.arriving.task_files import READERS
-from obbo_lightning.streams.few_shot.images import read_npz as read_images
-from obbo_lightning.streams.few_shot.vectors import read_features
-from obbo_lightning.streams.labelled.examples import Labelled
+from obbo_lightning.streams.arriving import PARSERS
+from obbo_lightning.streams.labelled.stream import LabelledExamples
 from obbo_lightning.streams.market.prices import read_events, read_prices
-from obbo_lightning.streams.readers.npz import read_arrays
+from obbo_lightning.streams.readers import read_examples, read_images, read_npz
 from obbo_lightning.streams.tabular.rows import read_rows
 
 WORDS = (b"nan", b"inf", b"-", b'"', b",", b"\n", b"\x00", b"\xff", b"1e999", b"=1+1", b"", b"9" * 400, b"2026-13-01")
@@ -54,16 +52,16 @@ def write(path):
 
 
 READ = {
-    "examples.csv": lambda path: read_features(path, "label", "data.path", ["close"]),
-    "examples.parquet": lambda path: read_features(path, "label", "data.path", ["close"]),
-    "examples.npz": lambda path: read_features(path, "label", "data.path", None),
+    "examples.csv": lambda path: read_examples(path, "label", "data.path", ["close"]),
+    "examples.parquet": lambda path: read_examples(path, "label", "data.path", ["close"]),
+    "examples.npz": lambda path: read_examples(path, "label", "data.path", None),
     "images.npz": read_images,
-    "labelled.npz": lambda path: Labelled.read(str(path), "labels"),
+    "labelled.npz": lambda path: LabelledExamples.read(str(path), "labels"),
     "prices.csv": lambda path: read_prices(path, None),
     "prices.parquet": lambda path: read_prices(path, None),
     "events.csv": lambda path: read_events(path, None),
     "rows.csv": lambda path: read_rows(path, "label", ["close"], "auto"),
-    **{f"task{suffix}": lambda path: READERS[path.suffix](path.read_bytes()) for suffix in READERS},
+    **{f"task{suffix}": lambda path: PARSERS[path.suffix](path.read_bytes()) for suffix in PARSERS},
 }
 
 
@@ -153,4 +151,4 @@ def test_what_does_not_begin_like_an_array_is_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "mine.npz", "w") as file:
         file.writestr("examples.npy", b"no array")  # with the right checksum: NumPy hands out its bytes
     with pytest.raises(ValueError, match=r"mine\.npz cannot be read as an npz file: examples is no array"):
-        read_arrays(tmp_path / "mine.npz", ("examples", "labels"))
+        read_npz(tmp_path / "mine.npz", ("examples", "labels"))

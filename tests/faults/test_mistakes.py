@@ -8,7 +8,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import torch
 import yaml
 
 from obbo_lightning import cli
@@ -130,7 +129,7 @@ def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
 
 def test_a_configuration_has_a_largest_length(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("obbo_lightning.config.files.LONGEST", 10_000)
+    monkeypatch.setattr("obbo_lightning.config.parse.LONGEST", 10_000)
     Path("x.yaml").write_text("#" * 20_000 + "\n")
     error = require_refused(["fit", "--config", "x.yaml"], capsys, tmp_path)
     assert "must have at most 10000 bytes, got 20001" in error

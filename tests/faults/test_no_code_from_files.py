@@ -19,7 +19,7 @@ from obbo_lightning.config.registry import import_class, untrusted_source
 from obbo_lightning.experiments.market_comparison import _read_lanes
 from obbo_lightning.runs.checkpoints import CheckpointError, read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.streams.arriving.task_files import read_npz
+from obbo_lightning.streams.arriving import parse_npz
 from obbo_lightning.streams.few_shot.fc100 import FIELDS, _unpickle, load_cifar100
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.module import OnlineBilevelModule
@@ -135,7 +135,7 @@ def test_arrays_are_read_without_pickles(tmp_path, monkeypatch, capsys):
     run = RunDirectory(tmp_path)
     for read in (
         lambda: load_cifar100.__wrapped__(tmp_path),
-        lambda: read_npz((tmp_path / "evil.npz").read_bytes()),
+        lambda: parse_npz((tmp_path / "evil.npz").read_bytes()),
         lambda: _read_lanes(SimpleNamespace(directory=run, label="x")),
     ):
         with pytest.raises(ValueError, match=r"npz file|damaged"):

@@ -3,12 +3,7 @@
 import json
 import math
 
-import pytest
-import torch
-from torch.nn import Parameter
-
-from obbo_lightning import SOBOW, cli
-from obbo_lightning.core.outer_step import OuterStep
+from obbo_lightning import cli
 
 
 def test_a_summary_is_json_whatever_blew_up(tmp_path, monkeypatch):

@@ -65,14 +65,14 @@ def change_metadata(folder, **changes):
         (lambda out: (out / "metadata.json").write_text("{"), "cannot be read: Expecting property name"),
         (lambda out: (out / "weights.safetensors").unlink(), "cannot be read: No such file"),
         (lambda out: (out / "weights.safetensors").write_bytes(b"x" * 99), "cannot be read: Error while deserializing"),
-        (lambda out: change_metadata(out, problem="torch.nn.Linear"), "got 'torch.nn.Linear'"),
+        (lambda out: change_metadata(out, problem="torch.nn.Linear"), "'torch.nn.Linear' is neither a registered component"),
         (
             lambda out: change_metadata(out, problem=SPLINE["component"], init_args={}),
             "problem of an export with a network must be a FewShot, got 'SmoothingSpline'",
         ),
         (
             lambda out: change_metadata(out, inner={"component": "os.system", "init_args": {}}),
-            "may name components and networks, got 'os.system'",
+            "'os.system' is neither a registered component",
         ),
         (
             lambda out: change_metadata(

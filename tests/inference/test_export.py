@@ -12,7 +12,8 @@ from small_runs import FAST, fit, save_few_shot_checkpoint
 from obbo_lightning import __version__, cli, load_model
 from obbo_lightning.inference.export import export_model
 from obbo_lightning.networks import CNN4
-from obbo_lightning.runs.checkpoints import digest, list_checkpoints, newest_checkpoint
+from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint
+from obbo_lightning.streams.fingerprints import sha256_of
 
 FILES = ["metadata.json", "weights.safetensors"]
 
@@ -33,7 +34,7 @@ def test_export_is_a_state_dict_and_metadata(image_run, tmp_path, capsys):
     CNN4(ways=2, filters=4, channels=1, image_size=16).load_state_dict(load_file(out / "weights.safetensors"))
     metadata = json.loads((out / "metadata.json").read_text())
     newest = newest_checkpoint(image_run / "checkpoints")
-    assert metadata["checkpoint"] == {"file": newest.name, "sha256": digest(newest)}
+    assert metadata["checkpoint"] == {"file": newest.name, "sha256": sha256_of(newest)}
     assert (metadata["format"], metadata["obbo_lightning"], metadata["round"]) == (1, __version__, 3)
     assert metadata["inner"]["init_args"]["steps"] == 2
     assert metadata["init_args"]["proximity"] == 0.5

@@ -16,7 +16,7 @@ def test_images_become_what_the_run_was_trained_on(image_run, image_data):
     stream = ImageFolderStream(str(image_data), image_size=16, ways=2, shots=3, queries=3)
     inputs = load_model(image_run).inputs
     opened = [Image.open(image_data / name / f"{i}.png") for name in stream.names for i in range(6)]
-    expected = stream.pixels(stream.train.source.examples)
+    expected = stream.scaler(stream.train.source.examples)
     arrays = [np.asarray(image) for image in opened]
     tensor = torch.from_numpy(np.stack(arrays)).unsqueeze(1)
     colour = [array[..., None].repeat(3, -1) for array in arrays]

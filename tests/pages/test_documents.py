@@ -18,8 +18,7 @@ from small_runs import fit_images, write_image_classes
 import obbo_lightning
 from obbo_lightning import cli
 from obbo_lightning.config import registry
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, parse_arguments
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

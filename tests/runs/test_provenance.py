@@ -227,7 +227,7 @@ def test_a_run_without_provenance_cannot_be_read(run, tmp_path):
         require_intact(run)
     run.metrics.unlink()
     assert require_intact(run) is None  # it has not started
-    with pytest.raises(ProvenanceError, match="x.ckpt must be one of a run, got one without a provenance"):
+    with pytest.raises(ProvenanceError, match=r"x\.ckpt must be one of a run, got one without a provenance"):
         saved_provenance({}, tmp_path / "x.ckpt")
 
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from obbo_lightning.config.layers import parse_arguments
+from obbo_lightning.config.parse import parse_arguments
 from obbo_lightning.runs.summary import (
     print_summary,
     run_title,

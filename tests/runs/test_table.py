@@ -137,7 +137,7 @@ def test_a_mark_recognises_its_rows_and_restores_the_last_one(path):
         require_rows(path, mark)
 
 
-@pytest.mark.parametrize("text", ["", "nothing", "round,seconds,evaluation_seconds\n2,1.0,\n", "round,seconds\n1,1.0\n"])
+@pytest.mark.parametrize("text", ["", "nothing", "round,seconds,evaluation_seconds\n2,1.0,\n", "round,seconds\n1,1\n"])
 def test_damaged_timings_are_replaced_by_unknown_ones(text, tmp_path):
     path, whole = tmp_path / "timings.csv", "round,seconds,evaluation_seconds\n1,0.5,\n2,0.5,1.0\n"
     path.write_text(whole)

@@ -5,8 +5,7 @@ import torch
 from recorded import digest, present_flags, require_recorded
 
 from obbo_lightning.config.build import build_stream
-from obbo_lightning.config.layers import parse_arguments
-from obbo_lightning.config.schema import complete_config
+from obbo_lightning.config.parse import complete_config, parse_arguments
 
 IMAGES = "--data.image_size 16"
 STREAMS = [

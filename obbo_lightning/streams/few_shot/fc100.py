@@ -1,10 +1,11 @@
-"""FC100: CIFAR-100 split by superclass (Oreshkin et al., 2018), from three sources."""
+"""FC100: CIFAR-100 split by superclass (Oreshkin et al., 2018), read from a file or downloaded."""
 
 import hashlib
 import os
 import pickle
 import tempfile
 import warnings
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,20 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from obbo_lightning.streams.few_shot.classes import StoredClasses
-from obbo_lightning.streams.few_shot.images import Pixels, channels_first
-from obbo_lightning.streams.few_shot.stream import Drawing, FewShotStream, image_inputs
-from obbo_lightning.streams.readers.npz import read_arrays
+from obbo_lightning.streams.few_shot.images import PixelScaler, channels_first
+from obbo_lightning.streams.few_shot.stream import FewShotStream, StoredClasses
+from obbo_lightning.streams.fingerprints import sha256_of
+from obbo_lightning.streams.readers import read_npz
 
 SUPERCLASSES = {
     "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
     "validation": (8, 11, 13, 16),
     "test": (0, 7, 12, 14),
 }
-# Of every image with its labels, in any order.
+# of all images with their labels, in any order; see `checksum`
 CHECKSUM = "1769336da1e186c8ef48277a205756c8ed7d7b03116eae72376a3bd58f75338b"
 ROOT_VARIABLE = "OBBO_DATA"
-MEAN, DEVIATION = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
+SCALER = PixelScaler((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
+# all that pickled NumPy arrays need
 ARRAYS = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 FIELDS = ("images", "fine_labels", "coarse_labels", "is_test", "fine_names", "coarse_names")
 
@@ -41,73 +43,57 @@ class Cifar100(NamedTuple):
     coarse_names: NDArray[np.str_]
 
 
+@dataclass(eq=False, repr=False)
 class FC100Stream(FewShotStream):
     """Few-shot tasks from CIFAR-100, 60/20/20 classes of 600 images in 12/4/4 superclasses; 20,000/600/600 tasks.
 
+    The paper uses order ``iid``.
+
     Args:
-        root: folder with ``cifar100.npz`` or ``cifar-100-python``; what is missing is downloaded there. The environment
-            variable OBBO_DATA where this is not given, else ``data``.
-        ways: classes of a task.
-        shots: images of each class to adapt on.
-        queries: images of each class to be judged on.
-        order: ``iid`` as in the paper, or ``drift``: the mix of superclasses moves with the rounds.
-        period: rounds of one turn of the drift.
-        seed: of the training tasks.
+        root: folder with ``cifar100.npz`` or ``cifar-100-python``; without both, CIFAR-100 is downloaded there. None:
+            the environment variable OBBO_DATA, else ``data``.
     """
 
-    may_differ = ("root",)  # the same images, wherever they lie
+    root: str | None = None
 
-    def __init__(
-        self,
-        root: str | None = None,
-        ways: int = 5,
-        shots: int = 5,
-        queries: int = 5,
-        order: str = "iid",
-        period: int = 1000,
-        seed: int = 0,
-    ) -> None:
-        data = load_cifar100(Path(root or os.environ.get(ROOT_VARIABLE) or "data").expanduser())
+    may_differ = ("root",)  # the checksum makes sure that the images are the same
+
+    def __post_init__(self) -> None:
+        data = load_cifar100(Path(self.root or os.environ.get(ROOT_VARIABLE) or "data").expanduser())
         superclass = dict(zip(data.fine_labels.tolist(), data.coarse_labels.tolist(), strict=True))
         splits = {
             split: [c for c in sorted(superclass) if superclass[c] in chosen] for split, chosen in SUPERCLASSES.items()
         }
-        super().__init__(
-            StoredClasses(channels_first(data.images), data.fine_labels, Pixels(MEAN, DEVIATION)),
-            splits,
-            Drawing(ways, shots, queries, order, period),
-            seed,
-            superclass,
-        )
+        self.make_tasks(StoredClasses(channels_first(data.images), data.fine_labels, SCALER), splits, superclass)
         self.names = data.fine_names.tolist()
 
     def inputs(self) -> dict[str, Any]:
-        return image_inputs((3, 32, 32), MEAN, DEVIATION, [self.names[c] for c in self.train.classes.tolist()])
+        return SCALER.inputs((3, 32, 32), [self.names[c] for c in self.train.classes.tolist()])
 
 
 @lru_cache(maxsize=2)
 def load_cifar100(root: Path) -> Cifar100:
-    """Read ``root/cifar100.npz``, else ``root/cifar-100-python``, else download; the last two leave the npz behind."""
+    """Read ``root/cifar100.npz``, else ``root/cifar-100-python``, else download; the last two write the npz file."""
     cache = root / "cifar100.npz"
     if cache.exists():
         return _read_npz(cache)
     data = _read_pickles(root)
     try:
         _write_npz(cache, data)
-    except OSError as error:  # a read-only folder, a full disk: the data are there all the same
+    except OSError as error:  # a read-only folder or a full disk; the data have been read
         warnings.warn(f"{cache} cannot be written ({error.strerror}): the pickles will be read again", stacklevel=2)
     return data
 
 
 def _read_npz(path: Path) -> Cifar100:
-    found, _ = read_arrays(path, FIELDS)
+    found, _ = read_npz(path, FIELDS)
     missing = [name for name in FIELDS if name not in found]
     if missing:
         raise ValueError(f"{path} must hold {', '.join(FIELDS)}, and has no {', '.join(missing)}")
-    return _checked(Cifar100(**found), path)
+    return _require_cifar100(Cifar100(**found), path)
 
 
-def _checked(data: Cifar100, path: Path) -> Cifar100:
+def _require_cifar100(data: Cifar100, path: Path) -> Cifar100:
     if data.images.dtype != np.uint8 or data.images.ndim != 4 or data.images.shape[1:] != (32, 32, 3):
         raise ValueError(
             f"{path}: images must be uint8 [n, 32, 32, 3], got {data.images.dtype} {list(data.images.shape)}"
@@ -128,13 +114,13 @@ def _checked(data: Cifar100, path: Path) -> Cifar100:
 
 
 def checksum(data: Cifar100) -> str:
-    """The same for the same labelled images in any order."""
+    """Return a checksum that does not depend on the order of the images."""
     labels = np.stack([data.fine_labels, data.coarse_labels, data.is_test], axis=1).astype(np.uint8)
     digests = sorted(
         hashlib.blake2b(image.tobytes() + label.tobytes(), digest_size=16).digest()
         for image, label in zip(data.images, labels, strict=True)
     )
-    return hashlib.sha256(b"".join(digests)).hexdigest()
+    return sha256_of(*digests)
 
 
 def _read_pickles(root: Path) -> Cifar100:
@@ -146,7 +132,7 @@ def _read_pickles(root: Path) -> Cifar100:
         was_there = root.exists()
         try:
             download_and_extract_archive(CIFAR100.url, root, filename=CIFAR100.filename, md5=CIFAR100.tgz_md5)
-        except Exception as error:  # a network has many ways to fail
+        except Exception as error:  # a download can fail in many ways
             if not was_there and root.exists() and not any(root.iterdir()):
                 root.rmdir()
             raise ValueError(
@@ -157,14 +143,14 @@ def _read_pickles(root: Path) -> Cifar100:
     for name, md5 in (*CIFAR100.train_list, *CIFAR100.test_list, (meta["filename"], meta["md5"])):
         if not check_integrity(folder / name, md5):
             raise ValueError(f"{folder / name} is missing or damaged (its MD5 is not {md5}); delete the folder")
-    parts = [_unpickle(folder / name) for name in ("train", "test")]
+    files = [_unpickle(folder / name) for name in ("train", "test")]
     names = _unpickle(folder / "meta")
-    counts = [len(part["fine_labels"]) for part in parts]
-    return _checked(
+    counts = [len(file["fine_labels"]) for file in files]
+    return _require_cifar100(
         Cifar100(
-            np.concatenate([p["data"] for p in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy(),
-            np.concatenate([p["fine_labels"] for p in parts]).astype(np.uint8),
-            np.concatenate([p["coarse_labels"] for p in parts]).astype(np.uint8),
+            np.concatenate([file["data"] for file in files]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy(),
+            np.concatenate([file["fine_labels"] for file in files]).astype(np.uint8),
+            np.concatenate([file["coarse_labels"] for file in files]).astype(np.uint8),
             np.repeat(np.array([0, 1], dtype=np.uint8), counts),
             np.array(names["fine_label_names"]),
             np.array(names["coarse_label_names"]),
@@ -180,22 +166,21 @@ def _unpickle(path: Path) -> dict[str, NDArray[np.uint8]]:
 
 
 class _Arrays(pickle.Unpickler):
-    """Arrays and plain values, whatever else a pickle asks for; its MD5 was that of CIFAR-100 a moment ago."""
+    """Unpickler of NumPy arrays and plain values that refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What NumPy's arrays are made of, and nothing else."""
         if (module.replace("numpy._core", "numpy.core"), name) not in ARRAYS:
             raise pickle.UnpicklingError(f"{module}.{name} is no array")
         return super().find_class(module, name)
 
 
 def _write_npz(path: Path, data: Cifar100) -> None:
-    # Others may be at it too, and a name that can be guessed may be a link by then: this one is new and only ours.
+    # Other processes may write it too, and a predictable name could be a link by then: mkstemp makes a new file.
     descriptor, name = tempfile.mkstemp(prefix=".cifar100-", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             np.savez_compressed(file, **data._asdict())
-            os.fchmod(file.fileno(), 0o644)  # for all who read the folder
+            os.fchmod(file.fileno(), 0o644)  # mkstemp allows the owner only
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)

@@ -1,4 +1,4 @@
-"""Any task set of learn2learn as a stream."""
+"""Task sets of learn2learn as a stream."""
 
 import random
 from collections.abc import Iterator
@@ -13,22 +13,21 @@ from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.streams.few_shot.stream import DERIVED_ARGUMENTS, facts_of
-from obbo_lightning.streams.stream import Metric, Stream
-from obbo_lightning.streams.tasks import TaskSequence
+from obbo_lightning.streams.few_shot.stream import NETWORK_ARGUMENTS, network_arguments, support_and_query
+from obbo_lightning.streams.stream import Metric, Stream, TaskSequence
 
 
 class LearnToLearnTasks(TaskSequence):
-    """Task t of a learn2learn ``Taskset``, a pure function of (seed, t), whatever was asked for before.
+    """Task t of a learn2learn ``Taskset``, a pure function of (seed, t).
 
-    learn2learn draws a task from Python's global generator when it is first asked for, and remembers it. Here the
-    generators are seeded for every task and put back afterwards.
+    learn2learn samples a task with Python's global generator at its first use, and caches it. Here the global
+    generators are seeded for every task and restored afterwards.
 
     Args:
-        taskset: tasks of examples ``[n, …]`` and labels, each class as often as the others.
-        shots: examples of each class to adapt on; the rest are to judge on.
-        length: how many tasks.
-        seed: words and numbers that name this split's randomness.
+        taskset: tasks of examples ``[n, …]`` and labels, with the same number of examples of each class.
+        shots: support examples per class; the others are query examples.
+        length: number of tasks.
+        seed: integers and words that identify the randomness of this split.
     """
 
     def __init__(self, taskset: Any, shots: int, length: int, seed: tuple[int | str, ...] = (0,)) -> None:
@@ -41,7 +40,7 @@ class LearnToLearnTasks(TaskSequence):
         self.seed = seed
 
     def task(self, t: int) -> Task:
-        with _seeded(derive_seed(*self.seed, t)):
+        with _seeded_globally(derive_seed(*self.seed, t)):
             examples, labels = self.taskset.get_task(self.taskset.sample_task_description())
         _, labels, counts = labels.unique(return_inverse=True, return_counts=True)
         if bool((counts != counts[0]).any()) or int(counts[0]) <= self.shots:
@@ -50,14 +49,7 @@ class LearnToLearnTasks(TaskSequence):
                 f"got {counts.tolist()}"
             )
         order = labels.argsort(stable=True)
-        is_support = torch.arange(len(labels)) % int(counts[0]) < self.shots
-        support, query = order[is_support], order[~is_support]
-        return {
-            "support": examples[support],
-            "support_labels": labels[support],
-            "query": examples[query],
-            "query_labels": labels[query],
-        }
+        return support_and_query(examples[order], labels[order], int(counts[0]), self.shots)
 
 
 class LearnToLearnStream(Stream):
@@ -65,17 +57,17 @@ class LearnToLearnStream(Stream):
 
     Args:
         train: ``learn2learn.data.Taskset`` of the training tasks.
-        validation: of the validation tasks.
-        test: of the test tasks.
-        shots: examples of each class to adapt on; the rest are to judge on.
-        lengths: how many tasks of each.
+        validation: task set of the validation tasks.
+        test: task set of the test tasks.
+        shots: support examples per class; the others are query examples.
+        lengths: number of tasks of each.
         seed: of the training tasks; the others do not depend on it.
     """
 
     metric = Metric("accuracy", higher_is_better=True)
     problem_type = FewShot
     network_type = CNN4
-    derived_arguments = DERIVED_ARGUMENTS
+    derived_arguments = NETWORK_ARGUMENTS
     train: LearnToLearnTasks
 
     def __init__(
@@ -93,13 +85,13 @@ class LearnToLearnStream(Stream):
 
     def task_spec(self) -> dict[str, Any]:
         task = self.train[0]
-        return facts_of(int(task["support_labels"].max()) + 1, task["support"].shape[1:])
+        return network_arguments(int(task["support_labels"].max()) + 1, task["support"].shape[1:])
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Python's, NumPy's and torch's global generators, for transforms that use any of them."""
-    before, numpy_before = random.getstate(), np.random.get_state()  # noqa: NPY002 it is the global one that is meant
+def _seeded_globally(seed: int) -> Iterator[None]:
+    """Seed the global generators of Python, NumPy and torch, because transforms may use any of them."""
+    before, numpy_before = random.getstate(), np.random.get_state()  # noqa: NPY002 the global generator is meant
     with torch.random.fork_rng(devices=[]):
         try:
             random.seed(seed)

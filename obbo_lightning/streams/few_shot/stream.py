@@ -1,11 +1,14 @@
-"""Few-shot tasks from any source of examples by class."""
+"""Few-shot tasks from examples by class, and the base classes of few-shot streams."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from obbo_lightning.core.capacity import require_memory
@@ -14,10 +17,11 @@ from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of
 from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.streams.stream import Metric, Stream
-from obbo_lightning.streams.tasks import TaskSequence
+from obbo_lightning.streams.fingerprints import digest_arrays
+from obbo_lightning.streams.stream import Metric, Stream, TaskSequence
 
-DERIVED_ARGUMENTS = ("ways", "shape", "channels", "image_size")  # of a network, see `facts_of`
+SPLITS = ("train", "validation", "test")
+NETWORK_ARGUMENTS = ("ways", "shape", "channels", "image_size")  # see `network_arguments`
 
 
 class ExampleSource(Protocol):
@@ -25,57 +29,74 @@ class ExampleSource(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """Shape of one example."""
         ...
 
     def smallest(self, classes: Sequence[int]) -> int | None:
-        """How many examples the smallest of these classes has; None for any number."""
+        """Return the number of examples of the smallest of these classes; None if there is no limit."""
         ...
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """One example for each entry of ``classes`` ``[n, …]``, no example of a class twice."""
+        """Return one random example for each entry of ``classes`` ``[n, …]``, no example of a class twice."""
         ...
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """How tasks are drawn.
+class StoredClasses:
+    """Examples in memory, by class; sampled without replacement within a task.
 
     Args:
-        ways: classes of a task.
-        shots: support examples a class.
-        queries: query examples a class.
-        order: ``iid``, or ``drift``: the mix of superclasses moves with the rounds.
-        period: rounds of one turn of the drift.
+        examples: ``[n, …]``.
+        labels: class number of each example.
+        scale: turns stored examples into the tensors that a network takes.
+        names: of the classes; None: their numbers.
     """
 
-    ways: int = 5
-    shots: int = 5
-    queries: int = 5
-    order: str = "iid"
-    period: int = 1000
+    def __init__(
+        self,
+        examples: Tensor,
+        labels: NDArray[np.integer],
+        scale: Callable[[Tensor], Tensor] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.examples = examples
+        self.names = names
+        self.members = {int(c): torch.from_numpy(np.flatnonzero(labels == c)) for c in np.unique(labels)}
+        self._scale = scale
 
-    def __post_init__(self) -> None:
-        at_least("data.ways", self.ways, 2)
-        at_least("data.shots", self.shots, 1)
-        at_least("data.queries", self.queries, 1)
-        one_of("data.order", self.order, ("iid", "drift"))
-        at_least("data.period", self.period, 1)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.examples.shape[1:])
+
+    def smallest(self, classes: Sequence[int]) -> int | None:
+        return min(len(self.members[c]) for c in classes)
+
+    def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
+        """Return one example for each entry; entries of the same class must be adjacent, and get distinct examples."""
+        rows = []
+        for c, count in zip(*(x.tolist() for x in classes.unique_consecutive(return_counts=True)), strict=True):
+            members = self.members[c]
+            rows.append(members[torch.randperm(len(members), generator=generator)[:count]])
+        drawn = self.examples[torch.cat(rows)]
+        return drawn if self._scale is None else self._scale(drawn)
 
 
 class FewShotTasks(TaskSequence):
-    """Task t: some classes of one split, some examples of each to adapt on and some to be judged on.
+    """Task t: some classes of one split, with support examples to adapt on and query examples to be evaluated on.
 
-    A pure function of (seed, t). With order ``drift`` the mix of superclasses moves with t: their weights are a bump
-    that goes once round all of them every ``period`` rounds.
+    A pure function of (seed, t). With order ``drift`` the mix of superclasses moves with t: the probabilities of
+    superclasses are a bump that passes through all of them every ``period`` rounds.
 
     Args:
-        source: where examples come from.
-        classes: the classes of this split.
-        length: how many tasks.
-        drawing: how many of what.
-        seed: words and numbers that name this split's randomness.
-        superclass: of each class; by default every class is one of its own.
+        source: of the examples.
+        classes: of this split.
+        length: number of tasks.
+        ways: classes per task.
+        shots: support examples per class.
+        queries: query examples per class.
+        order: ``iid`` or ``drift``.
+        period: rounds of one cycle of the drift.
+        seed: integers and words that identify the randomness of this split.
+        superclass: of each class; None: every class is its own.
     """
 
     def __init__(
@@ -83,133 +104,213 @@ class FewShotTasks(TaskSequence):
         source: ExampleSource,
         classes: Sequence[int],
         length: int,
-        drawing: Drawing,
+        ways: int = 5,
+        shots: int = 5,
+        queries: int = 5,
+        order: str = "iid",
+        period: int = 1000,
         seed: tuple[int | str, ...] = (0,),
         superclass: Mapping[int, int] | None = None,
     ) -> None:
-        if drawing.ways > len(classes):
+        self.ways, self.shots = at_least("data.ways", ways, 2), at_least("data.shots", shots, 1)
+        self.per_class = shots + at_least("data.queries", queries, 1)
+        self.order = one_of("data.order", order, ("iid", "drift"))
+        self.period = at_least("data.period", period, 1)
+        if ways > len(classes):
             split = next((word for word in seed if isinstance(word, str)), "tasks'")
+            raise ValueError(f"data.ways must be at most the {len(classes)} classes of the {split} split, got {ways}")
+        most = source.smallest(classes)
+        if most is not None and self.per_class > most:
             raise ValueError(
-                f"data.ways must be at most the {len(classes)} classes of the {split} split, got {drawing.ways}"
+                f"data.shots + data.queries must be at most {most}, all examples of {_smallest_name(source, classes)}, "
+                f"got {self.per_class}: add examples, leave the class out, or lower them"
             )
-        most, each = source.smallest(classes), drawing.shots + drawing.queries
-        if most is not None and each > most:
-            raise ValueError(
-                f"data.shots + data.queries must be at most {most}, all examples of {_smallest(source, classes)}, "
-                f"got {each}: give it more, take it out, or lower them"
-            )
-        task = 4.0 * drawing.ways * each * math.prod(source.shape)
-        require_memory("data.ways × (data.shots + data.queries)", drawing.ways * each, task)
+        examples = ways * self.per_class
+        require_memory("data.ways × (data.shots + data.queries)", examples, 4.0 * examples * math.prod(source.shape))
         self.source = source
         self.classes = torch.tensor(list(classes))
         self.superclasses = [c if superclass is None else superclass[c] for c in classes]
         self.length = at_least("data.length", length, 1)
-        self.drawing = drawing
         self.seed = seed
 
     def task(self, t: int) -> Task:
-        """The task of round t, counted from 0."""
         generator = torch.Generator().manual_seed(derive_seed(*self.seed, t))
-        ways, shots, each = self.drawing.ways, self.drawing.shots, self.drawing.shots + self.drawing.queries
-        chosen = torch.multinomial(self.weights(t), ways, generator=generator)
-        labels = torch.arange(ways).repeat_interleave(each)
+        chosen = torch.multinomial(self.weights(t), self.ways, generator=generator)
+        labels = torch.arange(self.ways).repeat_interleave(self.per_class)
         examples = self.source.draw(self.classes[chosen][labels], generator)
-        is_support = (torch.arange(each) < shots).repeat(ways)
-        return {
-            "support": examples[is_support],
-            "support_labels": labels[is_support],
-            "query": examples[~is_support],
-            "query_labels": labels[~is_support],
-        }
+        return support_and_query(examples, labels, self.per_class, self.shots)
 
     def weights(self, t: int) -> Tensor:
-        """How likely each class of the split is in round t."""
-        if self.drawing.order == "iid":
+        """Return the unnormalised probability of each class in round t."""
+        if self.order == "iid":
             return torch.ones(len(self.classes))
         names = sorted(set(self.superclasses))
         place = torch.tensor([names.index(s) / len(names) for s in self.superclasses])
-        return torch.exp(3 * torch.cos(2 * math.pi * (place - t / self.drawing.period)))
+        return torch.exp(3 * torch.cos(2 * math.pi * (place - t / self.period)))
 
 
-def _smallest(source: ExampleSource, classes: Sequence[int]) -> str:
-    """What the class with the fewest examples is called."""
+def support_and_query(examples: Tensor, labels: Tensor, per_class: int, shots: int) -> Task:
+    """Return a task whose support set has the first ``shots`` of each class; classes are adjacent, of equal size."""
+    is_support = torch.arange(len(labels)) % per_class < shots
+    return {
+        "support": examples[is_support],
+        "support_labels": labels[is_support],
+        "query": examples[~is_support],
+        "query_labels": labels[~is_support],
+    }
+
+
+def _smallest_name(source: ExampleSource, classes: Sequence[int]) -> str:
+    """Return the name of the class with the fewest examples."""
     smallest = min(classes, key=lambda c: source.smallest([c]) or 0)
     names = getattr(source, "names", None)
     return f"class {names[smallest]!r}" if names else f"class {smallest}"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class FewShotStream(Stream):
-    """Train, validation and test tasks with disjoint classes, from one source.
+    """Train, validation and test tasks with disjoint classes; a subclass calls `make_tasks`.
 
-    Training tasks depend on the seed; validation and test tasks never do, so that runs are compared on the same ones.
+    Validation and test tasks depend neither on the seed nor on the order, so that runs are compared on the same tasks.
 
     Args:
-        source: where examples come from.
-        splits: the classes of ``train``, ``validation`` and ``test``.
-        drawing: how tasks are drawn; those of validation and test are always iid.
+        ways: classes per task.
+        shots: support examples per class, to adapt on.
+        queries: query examples per class, to be evaluated on.
+        order: ``iid``, or ``drift``: the mix of superclasses moves with the rounds.
+        period: rounds of one cycle of the drift.
         seed: of the training tasks.
-        superclass: of each class; by default every class is one of its own.
     """
+
+    ways: int = 5
+    shots: int = 5
+    queries: int = 5
+    order: str = "iid"
+    period: int = 1000
+    seed: int = 0
+    train: FewShotTasks = field(init=False)
 
     metric = Metric("accuracy", higher_is_better=True)
     problem_type = FewShot
     network_type: ClassVar[type[nn.Module]] = CNN4
-    derived_arguments = DERIVED_ARGUMENTS
-    train: FewShotTasks
+    derived_arguments = NETWORK_ARGUMENTS
     LENGTHS: ClassVar[dict[str, int]] = {"train": 20_000, "validation": 600, "test": 600}
 
-    def __init__(
-        self,
-        source: ExampleSource,
-        splits: Mapping[str, Sequence[int]],
-        drawing: Drawing,
-        seed: int = 0,
-        superclass: Mapping[int, int] | None = None,
+    def make_tasks(
+        self, source: ExampleSource, splits: Mapping[str, Sequence[int]], superclass: Mapping[int, int] | None = None
     ) -> None:
-        still = replace(drawing, order="iid")
+        """Set the tasks of all splits.
 
-        def tasks(split: str, drawing: Drawing, *seed: int) -> FewShotTasks:
-            return FewShotTasks(source, splits[split], self.LENGTHS[split], drawing, (*seed, split), superclass)
-
-        made = {}
+        Args:
+            source: of the examples.
+            splits: classes of ``train``, ``validation`` and ``test``.
+            superclass: of each class; None: every class is its own.
+        """
         for split in sorted(splits, key=lambda split: len(splits[split])):  # the one with fewest classes refuses first
-            made[split] = tasks(split, drawing, seed) if split == "train" else tasks(split, still)
-        self.train, self.validation, self.test = made["train"], made["validation"], made["test"]
+            trains = split == "train"
+            tasks = FewShotTasks(
+                source,
+                splits[split],
+                self.LENGTHS[split],
+                self.ways,
+                self.shots,
+                self.queries,
+                self.order if trains else "iid",
+                self.period,
+                (self.seed, split) if trains else (split,),
+                superclass,
+            )
+            setattr(self, split, tasks)
 
     def task_spec(self) -> dict[str, Any]:
-        return facts_of(self.train.drawing.ways, self.train.source.shape)
+        return network_arguments(self.ways, self.train.source.shape)
 
 
-def facts_of(ways: int, shape: Sequence[int]) -> dict[str, Any]:
-    """What few-shot tasks decide of a network.
+@dataclass(eq=False, repr=False)
+class StoredFewShotStream(FewShotStream):
+    """Few-shot tasks from the labelled examples of a file, kept in memory.
 
-    >>> facts_of(5, (3, 32, 32))
+    Args:
+        path: of the file.
+        ratios: shares of train, validation and test among the classes that no list names.
+        train_classes: classes to train on; None: a share of the classes that no list names. Quote names like '010',
+            which YAML reads as numbers.
+        validation_classes: classes of the validation tasks.
+        test_classes: classes of the test tasks.
+    """
+
+    path: str
+    ratios: Sequence[float] = (0.6, 0.2, 0.2)
+    train_classes: Sequence[str | int] | None = None
+    validation_classes: Sequence[str | int] | None = None
+    test_classes: Sequence[str | int] | None = None
+
+    def split_examples(self, examples: NDArray[Any], labels: NDArray[np.generic]) -> NDArray[np.bool_]:
+        """Name and split the classes; return which examples are of training classes."""
+        names, self.numbers = np.unique(labels.astype(str), return_inverse=True)
+        self.names: list[str] = names.tolist()
+        lists = (self.train_classes, self.validation_classes, self.test_classes)
+        self.splits = split_classes(self.names, self.ratios, lists)
+        if not self.splits["train"]:
+            raise ValueError("data.ratios and data.train_classes must leave classes to train on, got none")
+        self._digests = {name: digest_arrays(examples[self.numbers == c]) for c, name in enumerate(self.names)}
+        return np.isin(self.numbers, self.splits["train"])
+
+    def source_digests(self) -> dict[str, str]:
+        """Return a digest of each class's examples, as they are in the file."""
+        return self._digests
+
+    @property
+    def trained_on(self) -> list[str]:
+        """Names of the training classes."""
+        return [self.names[c] for c in self.splits["train"]]
+
+
+def split_classes(
+    names: Sequence[str], ratios: Sequence[float], lists: Sequence[Sequence[str | int] | None]
+) -> dict[str, list[int]]:
+    """Return class numbers of each split: those that its list names, or its share of the classes that no list names.
+
+    >>> split_classes(["ant", "bee", "cat", "dog"], [0.5, 0.25, 0.25], [None, None, ["ant"]])["test"]
+    [0]
+    """
+    if len(ratios) != 3 or min(ratios) < 0 or sum(ratios) <= 0:
+        raise ValueError(f"data.ratios must be three shares, none negative, got {list(ratios)!r}")
+    chosen: dict[str, list[int]] = {}
+    owner: dict[str, str] = {}
+    for split, wanted in zip(SPLITS, lists, strict=True):
+        for name in map(str, wanted or ()):
+            if name not in names:
+                near = get_close_matches(name, names, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(
+                    f"data.{split}_classes must be of the {len(names)} classes there are, got {name!r}{hint}"
+                )
+            if name in owner:
+                raise ValueError(f"data.{split}_classes must not share a class with {owner[name]}, got {name!r}")
+            owner[name] = split
+        chosen[split] = sorted(names.index(str(name)) for name in wanted or ())
+    free = [i for i, name in enumerate(names) if name not in owner]
+    generator = torch.Generator().manual_seed(derive_seed("classes"))
+    free = [free[i] for i in torch.randperm(len(free), generator=generator).tolist()]
+    sharing = [(split, share) for split, share, wanted in zip(SPLITS, ratios, lists, strict=True) if wanted is None]
+    total, share_before, start = sum(share for _, share in sharing), 0.0, 0
+    for split, share in sharing:
+        share_before += share
+        end = round(len(free) * share_before / total) if total else start
+        chosen[split] = sorted(free[start:end])
+        start = end
+    return chosen
+
+
+def network_arguments(ways: int, shape: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments of a network that follow from few-shot tasks.
+
+    >>> network_arguments(5, (3, 32, 32))
     {'ways': 5, 'shape': [3, 32, 32], 'channels': 3, 'image_size': 32}
-    >>> facts_of(2, [7])["channels"] is None
+    >>> network_arguments(2, [7])["channels"] is None
     True
     """
     image = len(shape) == 3 and shape[1] == shape[2]
     channels, image_size = (shape[0], shape[1]) if image else (None, None)
     return {"ways": ways, "shape": list(shape), "channels": channels, "image_size": image_size}
-
-
-def image_inputs(
-    shape: Sequence[int], mean: Sequence[float], deviation: Sequence[float], trained_on: Sequence[str] = ()
-) -> dict[str, Any]:
-    """What a stream of images says of its `inputs`.
-
-    Args:
-        shape: of one image: channels, size, size.
-        mean: of each channel, of pixels between 0 and 1.
-        deviation: of each channel.
-        trained_on: names of the training classes, where they have names.
-    """
-    return {
-        "kind": "images",
-        "shape": list(shape),
-        "square": "the largest one in the middle",
-        "scaled": "bilinear",
-        "mean": list(mean),
-        "deviation": list(deviation),
-        "trained_on": list(trained_on),
-    }

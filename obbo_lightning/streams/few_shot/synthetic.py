@@ -1,7 +1,8 @@
-"""Procedurally drawn images: 100 classes in 20 superclasses, no files, a pure function of seeds."""
+"""Few-shot tasks from generated images: 100 classes in 20 superclasses, no files, a pure function of seeds."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.validation import at_least, nonnegative, one_of
-from obbo_lightning.streams.few_shot.stream import Drawing, FewShotStream, image_inputs
+from obbo_lightning.streams.few_shot.images import PixelScaler
+from obbo_lightning.streams.few_shot.stream import FewShotStream
 
 CLASSES = 100
 
@@ -17,26 +19,24 @@ LOBES = (0, 3, 4, 5, 6)  # of the outline, by superclass
 FREQUENCIES = (4.0, 6.0, 8.5, 11.5, 15.0)  # of the texture, by class
 
 
-class DrawnClasses:
-    """Textured shapes with strokes on a shaded ground, drawn on demand.
+class GeneratedImages:
+    """Textured shapes on a shaded background, generated on demand.
 
     A superclass is an outline (disk, three- to six-lobed) and a kind of texture (stripes, checks, rings, strokes); its
-    five classes differ in the texture's frequency and direction, the depth of the lobes, the hole and the hue. An image
-    has its own position, size, rotation, colours and noise.
+    five classes differ in the texture's frequency and direction, the depth of the lobes, the hole and the hue. Every
+    image has its own position, size, rotation, colours and noise.
 
     Args:
         image_size: side of the images.
         channels: 3, or 1 for grey.
-        noise: amplitude of the grain; more is harder.
-        jitter: how far colours stray from the class; more is harder.
+        noise: amplitude of the noise of pixels; more is harder.
     """
 
-    def __init__(self, image_size: int = 32, channels: int = 3, noise: float = 0.8, jitter: float = 0.5) -> None:
+    def __init__(self, image_size: int = 32, channels: int = 3, noise: float = 0.8) -> None:
         require_memory("data.image_size", image_size, 16.0 * channels * image_size**2)
         self.image_size = image_size
         self.channels = channels
         self.noise = noise
-        self.jitter = jitter
         axis = torch.linspace(-1, 1, image_size)
         self._y, self._x = torch.meshgrid(axis, axis, indexing="ij")
         classes = torch.arange(CLASSES)
@@ -53,25 +53,23 @@ class DrawnClasses:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image."""
         return self.channels, self.image_size, self.image_size
 
     def smallest(self, classes: Sequence[int]) -> int | None:
-        """There is no end of them."""
-        return None
+        return None  # there is no limit
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """One image of each class in ``classes`` ``[n, channels, size, size]``, roughly centred and scaled to 1."""
+        """Return one image for each entry of ``classes`` ``[n, channels, size, size]``, of mean 0 and deviation 1."""
         n = classes.shape[0]
         place = torch.rand(n, 12, generator=generator)
 
-        def column(values: Tensor) -> Tensor:  # of the class
+        def column(values: Tensor) -> Tensor:  # a property of the class
             return values[classes].reshape(n, 1, 1)
 
-        def between(i: int, low: float, high: float) -> Tensor:  # of the image
+        def between(i: int, low: float, high: float) -> Tensor:  # a property of the image
             return (low + (high - low) * place[:, i]).reshape(n, 1, 1)
 
-        # coordinates of the object: moved, turned, scaled
+        # coordinates of the shape: shifted, rotated, scaled
         x, y = self._x - between(0, -0.3, 0.3), self._y - between(1, -0.3, 0.3)
         turn, size = between(2, -0.6, 0.6), between(3, 0.45, 0.8)
         cos, sin = turn.cos() / size, turn.sin() / size
@@ -89,7 +87,7 @@ class DrawnClasses:
         texture = stripe * stripes + check * stripes * (frequency * across).sin() + ring * (frequency * radius).cos()
         texture = texture + stroke * (2 * torch.exp(-30 * (along.abs() - 3 / frequency).square()) - 1)
 
-        front = self._colour[classes] + self.jitter * (place[:, 4:7] - 0.5)
+        front = self._colour[classes] + 0.5 * (place[:, 4:7] - 0.5)
         back = 0.5 + 0.8 * (place[:, 7:10] - 0.5)
         shade = between(10, -0.4, 0.4) * self._x + between(11, -0.4, 0.4) * self._y
         grain = self.noise * (torch.rand(n, self.image_size, self.image_size, generator=generator) - 0.5)
@@ -99,49 +97,32 @@ class DrawnClasses:
         return images if self.channels == 3 else images.mean(1, keepdim=True)
 
 
+@dataclass(eq=False, repr=False)
 class SyntheticStream(FewShotStream):
-    """The embedded default: few-shot tasks from drawn images, 60/20/20 classes in 12/4/4 superclasses.
+    """The default stream: few-shot tasks from generated images, 60/20/20 classes in 12/4/4 superclasses.
 
     Args:
-        ways: classes of a task.
-        shots: images of each class to adapt on.
-        queries: images of each class to be judged on.
-        order: ``iid``, or ``drift``: the mix of superclasses moves with the rounds.
-        period: rounds of one turn of the drift.
         image_size: side of the images.
         channels: 3, or 1 for grey.
-        noise: amplitude of the grain; more is harder.
-        seed: of the training tasks.
+        noise: amplitude of the noise of pixels; more is harder.
     """
 
-    def __init__(
-        self,
-        ways: int = 5,
-        shots: int = 5,
-        queries: int = 5,
-        order: str = "iid",
-        period: int = 1000,
-        image_size: int = 32,
-        channels: int = 3,
-        noise: float = 0.8,
-        seed: int = 0,
-    ) -> None:
-        at_least("data.image_size", image_size, 16)
-        one_of("data.channels", channels, (1, 3))
-        nonnegative("data.noise", noise)
+    image_size: int = 32
+    channels: int = 3
+    noise: float = 0.8
+
+    def __post_init__(self) -> None:
+        at_least("data.image_size", self.image_size, 16)
+        one_of("data.channels", self.channels, (1, 3))
+        nonnegative("data.noise", self.noise)
         # Three- and five-lobed outlines are never trained on: outline number 1 tests, number 3 validates.
         splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
         for c in range(CLASSES):
             splits[{1: "test", 3: "validation"}.get(c // 5 % 5, "train")].append(c)
-        super().__init__(
-            DrawnClasses(image_size, channels, noise),
-            splits,
-            Drawing(ways, shots, queries, order, period),
-            seed,
-            {c: c // 5 for c in range(CLASSES)},
-        )
+        source = GeneratedImages(self.image_size, self.channels, self.noise)
+        self.make_tasks(source, splits, {c: c // 5 for c in range(CLASSES)})
 
     def inputs(self) -> dict[str, Any]:
-        shape = self.train.source.shape
-        # what is drawn is (pixel − 1/2) · 3
-        return image_inputs(shape, [0.5] * shape[0], [1 / 3] * shape[0])
+        # generated images are (pixel − 1/2) · 3
+        scaler = PixelScaler([0.5] * self.channels, [1 / 3] * self.channels)
+        return scaler.inputs(self.train.source.shape)

@@ -1,1 +1,1 @@
-"""Streams of labelled examples with clean validation examples."""
+"""Streams that train one network on batches of labelled examples, round after round."""

@@ -1,42 +1,43 @@
-"""Classes that come with different frequencies, which change from phase to phase."""
+"""Classes with different frequencies, which change from phase to phase."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.problem import Problem, Task
-from obbo_lightning.core.randomness import derive_seed
-from obbo_lightning.core.validation import at_least, fraction
+from obbo_lightning.core.validation import fraction
 from obbo_lightning.networks.mlp import MLP
 from obbo_lightning.problems.imbalance import VectorScaling
 from obbo_lightning.problems.module import ModuleProblem
-from obbo_lightning.streams.labelled.baselines import fixed_outer, on_validation_alone, with_validation
-from obbo_lightning.streams.labelled.examples import Labelled
-from obbo_lightning.streams.stream import Metric, Stream
-from obbo_lightning.streams.tasks import Tasks
+from obbo_lightning.streams.labelled.stream import (
+    LabelledExamples,
+    LabelledStream,
+    add_validation,
+    train_on_validation_only,
+    train_with_fixed_outer,
+)
+from obbo_lightning.streams.stream import Metric, Tasks
 
-SPREAD = 2.0  # of the clouds that are drawn where there is no file: they overlap, so that frequencies matter
+SPREAD = 2.0  # of generated clusters: they overlap, so that frequencies matter
 
 
-class ImbalanceStream(Stream):
-    """Rare classes: each round has a batch in which class i comes with a frequency proportional to μ^i.
+class ImbalanceStream(LabelledStream):
+    """Rare classes: in each round's batch the frequency of class i is proportional to μ^i.
 
-    A few examples of every class were put aside to validate on, once and for all; a round is judged on as many of each.
+    A few validation examples of every class stay the same in all rounds; test examples are balanced, too.
 
     Args:
-        path: an npz file that holds ``images`` (bytes) or ``examples`` (numbers), labels, and perhaps ``is_test``; None
-            draws normal clouds, one a class.
-        label: the array that has the labels, class numbers from 0.
-        kept: μ of each phase, in (0, 1]; after the last comes the first again.
+        path: an npz file that holds ``images`` (bytes) or ``examples`` (numbers), labels, and perhaps ``is_test``;
+            None generates normal clusters, one per class.
+        label: array that holds the labels, class numbers from 0.
+        kept: μ of each phase, in (0, 1]; the phases repeat.
         period: rounds of a phase.
-        batch: training examples, a round.
-        validation: examples of each class to validate on, the same in every round.
-        test: examples of each class to be judged on, a round.
-        seed: of everything.
+        batch: training examples per round.
+        validation: validation examples per class, the same in every round.
+        test: test examples per class and round.
+        seed: of the tasks.
     """
 
     metric = Metric("balanced_accuracy", higher_is_better=True)
@@ -57,59 +58,56 @@ class ImbalanceStream(Stream):
         seed: int = 0,
     ) -> None:
         if not kept:
-            raise ValueError(f"data.kept must have a number or more, got {kept!r}")
+            raise ValueError(f"data.kept must have at least one number, got {kept!r}")
         self.kept = [fraction("data.kept", value) for value in kept]
-        self.period = at_least("data.period", period, 1)
-        counts = {"batch": batch, "validation": validation, "test": test}
-        self.counts = {name: at_least(f"data.{name}", count, 1) for name, count in counts.items()}
-        self.data = Labelled.drawn(spread=SPREAD) if path is None else Labelled.read(path, label)
-        self.seed = seed
-        generator = torch.Generator().manual_seed(derive_seed(seed, "trusted"))
-        self.trusted = self.data.draw_of("validation", self._balanced(validation), generator)
-        self.train = Tasks(self.task, length=1_000_000)
-
-    def task_spec(self) -> dict[str, Any]:
-        return {"ways": self.data.classes, "shape": self.data.shape}
-
-    def source_digests(self) -> dict[str, str]:
-        return {"examples": self.data.digest()}
+        data = LabelledExamples.generate_clusters(SPREAD) if path is None else LabelledExamples.read(path, label)
+        super().__init__(data, period, seed, batch=batch, validation=validation, test=test)
+        self.clean = self._balanced("validation", self.generator("trusted"))
 
     def frequency(self, t: int) -> Tensor:
-        """How often each class comes in round t: μ^i, summing to 1."""
+        """Return the frequency of each class in round t: μ^i, normalised."""
         return self.adjustment(t).softmax(-1)
 
     def adjustment(self, t: int) -> Tensor:
-        """The offsets of logit adjustment, i log μ; a constant changes nothing, so their mean is 0."""
+        """Return the offsets of logit adjustment, i log μ, with mean 0 (a constant changes nothing)."""
         logs = math.log(self.kept[t // self.period % len(self.kept)]) * torch.arange(self.data.classes)
         return logs - logs.mean()
 
     def task(self, t: int) -> Task:
-        """The task of round t, counted from 0."""
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "round", t))
-        frequency = self.frequency(t)
+        generator, frequency = self.generator("round", t), self.frequency(t)
         classes = torch.multinomial(frequency, self.counts["batch"], replacement=True, generator=generator)
-        train_x, train_y = self.data.draw_of("train", classes, generator)
-        test_x, test_y = self.data.draw_of("test", self._balanced(self.counts["test"]), generator)
-        task = {"train_x": train_x, "train_y": train_y, "frequency": frequency, "test_x": test_x, "test_y": test_y}
-        return task | {"validation_x": self.trusted[0].clone(), "validation_y": self.trusted[1].clone()}
-
-    def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
-        """No offsets, those that know the frequencies, and the balanced examples as training data."""
-        assert isinstance(problem, ModuleProblem)
-        tasks: Sequence[Task] = Tasks(self.task, rounds)
-        metric, plain = self.metric.name, problem.hyper.start()  # offsets of 0, scales of 1
-
-        def outer(t: int) -> Tensor:
-            return torch.stack([plain[0], torch.cat([self.adjustment(t).to(plain), plain[0, self.data.classes :]])])
-
-        both = fixed_outer(problem, algorithm, tasks, outer, metric)
-        added = fixed_outer(problem, algorithm, with_validation(tasks), lambda t: plain, metric)
+        train_x, train_y = self.data.take(self.data.random_rows_of("train", classes, generator))
+        test_x, test_y = self._balanced("test", generator)
+        validation_x, validation_y = (values.clone() for values in self.clean)  # a caller may change a task in place
         return {
-            "plain training": [float(one[0]) for one in both],
-            "offsets that know the frequencies": [float(one[1]) for one in both],
-            "the balanced examples alone": on_validation_alone(problem, algorithm, tasks, metric),
-            "the balanced examples added to every batch": [float(one) for one in added],
+            "train_x": train_x,
+            "train_y": train_y,
+            "frequency": frequency,
+            "test_x": test_x,
+            "test_y": test_y,
+            "validation_x": validation_x,
+            "validation_y": validation_y,
         }
 
-    def _balanced(self, count: int) -> Tensor:
-        return torch.arange(self.data.classes).repeat_interleave(count)
+    def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
+        """Run plain training, offsets that know the frequencies, and training on the balanced examples."""
+        assert isinstance(problem, ModuleProblem)
+        tasks = Tasks(self.task, rounds)
+        metric, start = self.metric.name, problem.hyper.start()  # offsets of 0, scales of 1
+
+        def outer(t: int) -> Tensor:
+            return torch.stack([start[0], torch.cat([self.adjustment(t).to(start), start[0, self.data.classes :]])])
+
+        plain, informed = train_with_fixed_outer(problem, algorithm, tasks, outer, metric)
+        (added,) = train_with_fixed_outer(problem, algorithm, add_validation(tasks), lambda t: start, metric)
+        return {
+            "plain training": plain,
+            "offsets that know the frequencies": informed,
+            "the balanced examples alone": train_on_validation_only(problem, algorithm, tasks, metric),
+            "the balanced examples added to every batch": added,
+        }
+
+    def _balanced(self, pool: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return as many examples of each class as the pool's count."""
+        classes = torch.arange(self.data.classes).repeat_interleave(self.counts[pool])
+        return self.data.take(self.data.random_rows_of(pool, classes, generator))

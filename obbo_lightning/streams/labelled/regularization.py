@@ -1,8 +1,7 @@
-"""Small training sets that are replaced by others, whose classes are others and whose labels are better or worse."""
+"""Small training sets, one after the other, with other classes and with more or fewer wrong labels."""
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,37 +9,39 @@ from torch import Tensor
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.problem import Problem, Task
-from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, decay
 from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.regularization import Regularized
-from obbo_lightning.streams.labelled.baselines import fixed_outer, on_validation_alone
-from obbo_lightning.streams.labelled.examples import Labelled
-from obbo_lightning.streams.stream import Metric, Stream
-from obbo_lightning.streams.tasks import Tasks
+from obbo_lightning.streams.labelled.stream import (
+    LabelledExamples,
+    LabelledStream,
+    train_on_validation_only,
+    train_with_fixed_outer,
+)
+from obbo_lightning.streams.stream import Metric, Tasks
 
-TURN = 4  # phases until the mix of classes is the first one again
-SHARPNESS = 3.0  # of the mix: the classes in its middle are e^6 times as frequent as those at its end
-FIXED = tuple(itertools.product((1e-4, 1e-3, 1e-2), (0.0, 0.3)))  # decay and smoothing that learned ones must beat
+CYCLE = 4  # phases until the mix of classes repeats
+SHARPNESS = 3.0  # of the mix: the most frequent class is e^6 times as frequent as the rarest
+FIXED = tuple(itertools.product((1e-4, 1e-3, 1e-2), (0.0, 0.3)))  # decay and smoothing of the fixed baselines
 
 
-class RegularizationStream(Stream):
-    """How much to regularize: a network is trained on one small set after the other, again and again within a phase.
+class RegularizationStream(LabelledStream):
+    """Regularization: a network is trained on one small training set after the other, several rounds on each.
 
-    A phase has its own mix of classes, its own training examples, some of whose labels are wrong, and a few examples
-    with right labels to validate on. The mix is a bump that goes round all classes in four phases.
+    A phase has its own mix of classes, its own training examples, some of whose labels are wrong, and a few clean
+    validation examples. The mix is a bump that passes through all classes in four phases.
 
     Args:
-        path: an npz file that holds ``images`` (bytes), labels, and perhaps ``is_test``; None draws images.
-        label: the array that has the labels, class numbers from 0.
-        shrink: how many pixels a side become one, their mean: smaller images take less time.
-        noise: which share of the training labels is wrong, in each phase; after the last comes the first again.
+        path: an npz file that holds ``images`` (bytes), labels, and perhaps ``is_test``; None generates images.
+        label: array that holds the labels, class numbers from 0.
+        shrink: side of the square of pixels that become one, their mean; smaller images take less time.
+        noise: share of wrong training labels in each phase; the phases repeat.
         period: rounds of a phase.
-        examples: to train on, in a phase.
-        batch: how many of them a round has.
-        validation: examples to validate on, in a phase.
-        test: examples to be judged on, a round.
-        seed: of everything.
+        examples: training examples of a phase.
+        batch: training examples of a round, sampled from those of its phase.
+        validation: clean validation examples of a phase.
+        test: test examples per round.
+        seed: of the tasks.
     """
 
     metric = Metric("accuracy", higher_is_better=True)
@@ -63,42 +64,34 @@ class RegularizationStream(Stream):
         seed: int = 0,
     ) -> None:
         if not noise:
-            raise ValueError(f"data.noise must have a number or more, got {noise!r}")
+            raise ValueError(f"data.noise must have at least one number, got {noise!r}")
         self.noise = [decay("data.noise", value) for value in noise]
-        self.period = at_least("data.period", period, 1)
-        counts = {"examples": examples, "batch": batch, "validation": validation, "test": test}
-        self.counts = {name: at_least(f"data.{name}", count, 1) for name, count in counts.items()}
         at_least("data.shrink", shrink, 1)
-        self.data = (Labelled.drawn_images() if path is None else Labelled.read(path, label)).shrunk(shrink)
-        if len(self.data.shape) != 3:
-            raise ValueError(f"data.path must hold images for a CNN, got examples of the shape {list(self.data.shape)}")
-        self.seed = seed
-        self.train = Tasks(self.task, length=1_000_000)
+        data = LabelledExamples.generate_images() if path is None else LabelledExamples.read(path, label)
+        data = data.downsample(shrink)
+        if len(data.shape) != 3:
+            raise ValueError(f"data.path must hold images for a CNN, got examples of the shape {list(data.shape)}")
+        super().__init__(data, period, seed, examples=examples, batch=batch, validation=validation, test=test)
 
     def task_spec(self) -> dict[str, Any]:
-        channels, _, size = self.data.shape
-        return {"ways": self.data.classes, "shape": self.data.shape, "channels": channels, "image_size": size}
-
-    def source_digests(self) -> dict[str, str]:
-        return {"examples": self.data.digest()}
+        return {**super().task_spec(), "channels": self.data.shape[0], "image_size": self.data.shape[2]}
 
     def mix(self, phase: int) -> Tensor:
-        """How often each class comes in a phase."""
-        places = torch.arange(self.data.classes) / self.data.classes - phase / TURN
+        """Return the frequency of each class in a phase."""
+        places = torch.arange(self.data.classes) / self.data.classes - phase / CYCLE
         return (SHARPNESS * torch.cos(2 * math.pi * places)).softmax(-1)
 
     def task(self, t: int) -> Task:
-        """The task of round t, counted from 0."""
         phase = t // self.period
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "phase", phase))
-        rows = self._rows("train", "examples", phase, generator)
+        generator = self.generator("phase", phase)
+        rows = self._random_rows("train", "examples", phase, generator)
         wrong = torch.rand(rows.shape, generator=generator) < self.noise[phase % len(self.noise)]
         other = torch.randint(self.data.classes, rows.shape, generator=generator)
-        validation_x, validation_y = self.data.take(self._rows("validation", "validation", phase, generator))
-        generator.manual_seed(derive_seed(self.seed, "round", t))
+        validation_x, validation_y = self.data.take(self._random_rows("validation", "validation", phase, generator))
+        generator = self.generator("round", t)
         chosen = torch.randint(len(rows), (self.counts["batch"],), generator=generator)
         train_x, truth = self.data.take(rows[chosen])
-        test_x, test_y = self.data.take(self._rows("test", "test", phase, generator))
+        test_x, test_y = self.data.take(self._random_rows("test", "test", phase, generator))
         return {
             "train_x": train_x,
             "train_y": torch.where(wrong[chosen], other[chosen], truth),
@@ -108,17 +101,16 @@ class RegularizationStream(Stream):
             "test_y": test_y,
         }
 
-    def _rows(self, pool: str, count: str, phase: int, generator: torch.Generator) -> Tensor:
+    def _random_rows(self, pool: str, count: str, phase: int, generator: torch.Generator) -> Tensor:
         classes = torch.multinomial(self.mix(phase), self.counts[count], replacement=True, generator=generator)
-        return self.data.rows_of(pool, classes, generator)
+        return self.data.random_rows_of(pool, classes, generator)
 
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
-        """Hardly any regularization, the best fixed one of a few, and other training data."""
-        tasks: Sequence[Task] = Tasks(self.task, rounds)
-        played = fixed_outer(problem, algorithm, tasks, lambda t: torch.tensor(FIXED))
-        found = [[float(one[lane]) for one in played] for lane in range(len(FIXED))]
+        """Run hardly any regularization, the best fixed one of a few, and training on the validation examples."""
+        tasks = Tasks(self.task, rounds)
+        fixed = train_with_fixed_outer(problem, algorithm, tasks, lambda t: torch.tensor(FIXED))
         return {
-            "hardly any": found[0],
-            "the best fixed one in hindsight": max(found, key=sum),
-            "the validation examples alone": on_validation_alone(problem, algorithm, tasks),
+            "hardly any regularization": fixed[0],
+            "best fixed regularization in hindsight": max(fixed, key=sum),
+            "validation examples only": train_on_validation_only(problem, algorithm, tasks),
         }

@@ -1,1 +1,1 @@
-"""Market events as lanes."""
+"""Market events as lanes of one problem."""

@@ -1,1 +1,1 @@
-"""Streams from tables in time order."""
+"""Streams of tables whose rows are in the order of time."""

@@ -1,7 +1,6 @@
-"""A model on the last blocks of rows, each with a weight that is learned, judged on the next block."""
+"""A model of the last blocks of a table, each with a learned weight, evaluated on the next block."""
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,23 @@ from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.validation import at_least, positive
 from obbo_lightning.problems.forgetting import Forgetting
-from obbo_lightning.streams.fingerprints import digest_of
-from obbo_lightning.streams.stream import Metric, Stream
-from obbo_lightning.streams.tabular.rows import Rows, draw_rows, read_rows
-from obbo_lightning.streams.tasks import TaskSequence
+from obbo_lightning.streams.fingerprints import digest_arrays
+from obbo_lightning.streams.stream import Metric, Stream, TaskSequence
+from obbo_lightning.streams.tabular.rows import Rows, generate_rows, read_rows
 
 FACTORS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)  # of fixed exponential forgetting
-SURE = 0.001  # no class is thought less likely than this
+LEAST_PROBABILITY = 0.001  # of a class, for the baseline that predicts by frequency
 
 
 class PastAndNext(TaskSequence):
-    """Task t: the blocks t … t + n − 1, the newest first, and block t + n to be judged on.
+    """Task t: the blocks t … t + n − 1, the newest first, and block t + n to be evaluated on.
 
-    Everything in it is scaled by the mean and deviation of all rows before block t + n, and of no others; features are
-    then clipped, and a constant 1 is added to them. Rows behind the last whole block are not used.
+    All values are scaled by the mean and deviation of the rows before block t + n; features are then clipped, and a
+    constant 1 is added to them. Rows after the last complete block are not used.
 
     Args:
         rows: in the order of time.
-        block: rows of a block.
+        block: rows per block.
         past: n.
         clip: largest absolute value of a scaled feature.
     """
@@ -52,35 +50,31 @@ class PastAndNext(TaskSequence):
         return {**self.known(t), "x_new": self.scaled(self.features[now], t), "y_new": y_new}
 
     def known(self, t: int) -> Task:
-        """What there is to learn from before block t + n, also where that is still to come: t up to the length."""
+        """Return the task without block t + n, which need not exist yet: t may be the length."""
         mean, deviation = self.target_scale(t)
         y = torch.from_numpy((self.target[t : t + self.past] - mean) / deviation)
         return {"x": self.scaled(self.features[t : t + self.past], t).flip(0), "y": y.flip(0)}
 
     def scaled(self, features: NDArray[np.float64], t: int) -> Tensor:
-        """Rows ``[…, columns]`` as the model of block t + n takes them."""
+        """Return rows ``[…, columns]`` as the model for block t + n takes them."""
         mean, deviation = (values[t + self.past - 1] for values in self._feature_scales)
         scaled = np.clip((features - mean) / deviation, -self.clip, self.clip)
         return torch.from_numpy(np.concatenate([scaled, np.ones((*scaled.shape[:-1], 1))], axis=-1))
 
     def target_scale(self, t: int) -> tuple[float, float]:
-        """Mean and deviation that the target of block t + n is measured by; classes are 0 and 1 as they are."""
+        """Return mean and deviation by which the target of block t + n is scaled; classes are not scaled."""
         if self.kind == "classification":
             return 0.0, 1.0
         mean, deviation = (float(values[t + self.past - 1, 0]) for values in self._target_scales)
         return mean, deviation
 
     def frequency(self, t: int) -> float:
-        """The mean of the target in all rows before block t + n."""
+        """Return the mean of the target in all rows before block t + n."""
         return float(self._target_scales[0][t + self.past - 1, 0])
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 def running_scales(blocks: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and deviation of all rows up to and including each block ``[blocks, columns]``.
+    """Return mean and deviation of all rows up to and including each block ``[blocks, columns]``.
 
     Args:
         blocks: ``[blocks, rows, columns]``.
@@ -94,32 +88,33 @@ def running_scales(blocks: NDArray[np.float64]) -> tuple[NDArray[np.float64], ND
     mean, square = means[0], squares[0]
     found = [(mean, square)]
     for b in range(1, len(blocks)):
-        # two groups of rows become one, without differences of large sums: rows b and 1 times as many
+        # moments of the union of b blocks and one more, without differences of large sums
         apart = means[b] - mean
         mean = mean + apart / (b + 1)
         square = square + squares[b] + apart**2 * (rows * b / (b + 1))
         found.append((mean, square))
     mean, square = (np.stack(values) for values in zip(*found, strict=True))
     deviation = np.sqrt(square / (rows * np.arange(1, len(blocks) + 1)[:, None]))
-    deviation[deviation <= 1e-12 * np.abs(mean)] = 1.0  # a constant has rounding, and no deviation
+    deviation[deviation <= 1e-12 * np.abs(mean)] = 1.0  # the deviation of a constant is a rounding error
     return mean, deviation
 
 
 class ForgettingStream(Stream):
-    """How much each of the last blocks of a table counts for a model that is judged on the next block.
+    """Forgetting: weights of the last blocks of a table for a model that is evaluated on the next block.
 
-    Round t fits a linear or logistic model to the blocks t … t + past − 1 with the weights λ_t, is judged on block
-    t + past, and only then learns from it. Nothing in a task is scaled by what comes after its past.
+    Round t fits a linear or logistic model to the blocks t … t + past − 1 with the weights λ_t; block t + past
+    evaluates it, and only then gives the hypergradient. Scaling uses the rows before that block only.
 
     Args:
-        csv: a CSV file with a row an observation, in the order of time; None draws rows whose drift changes its speed.
-        target: the column to predict: two different values, or numbers.
-        block: rows of a block: a day, a week.
-        past: n, blocks to learn from, each with its weight.
-        features: columns to predict from; None for all that are numbers.
-        kind: ``classification``, ``regression``, or ``auto``: two different values in the target are classes.
-        clip: largest absolute value of a feature, in deviations of the rows so far.
-        seed: of drawn rows.
+        csv: a CSV file with one row per observation, in the order of time; None generates rows whose drift changes its
+            speed.
+        target: column to predict: two different values, or numbers.
+        block: rows per block: a day, a week.
+        past: n, number of blocks to learn from, each with its weight.
+        features: columns to predict from; None: all that are numbers.
+        kind: ``classification``, ``regression``, or ``auto``: a target with two different values is classified.
+        clip: largest absolute value of a feature, in standard deviations of the rows so far.
+        seed: of generated rows.
     """
 
     metric = Metric("loss")
@@ -144,17 +139,17 @@ class ForgettingStream(Stream):
         for key, value in (("target", target), ("features", features)):
             if csv is None and value is not None:
                 raise ValueError(f"data.{key} needs data.csv, got {value!r} without any")
-        rows = draw_rows(kind, seed) if csv is None else read_rows(Path(csv).expanduser(), target, features, kind)
+        rows = generate_rows(kind, seed) if csv is None else read_rows(Path(csv).expanduser(), target, features, kind)
         least, count = (past + 1) * block, len(rows.target)
         if count < least:
             raise ValueError(
                 f"data.csv must have at least {least} rows, data.past {past} + 1 blocks of data.block {block}, "
-                f"got {count} {'drawn ones' if csv is None else f'in {csv}'}"
+                f"got {count} {'generated ones' if csv is None else f'in {csv}'}"
             )
         if rows.skipped:
-            warnings.warn(
-                f"no features, for they are words: {_some([one.column for one in rows.skipped])}", stacklevel=2
-            )
+            names, more = [one.column for one in rows.skipped[:5]], len(rows.skipped) - 5
+            listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+            warnings.warn(f"columns without numbers are not used as features: {listed}", stacklevel=2)
         self.skipped, self.columns, self.classes = rows.skipped, rows.names, rows.classes
         self.train = PastAndNext(rows, block, past, clip)
         columns = dict(zip((*rows.names, str(target)), (*rows.features.T, rows.target), strict=True))
@@ -164,9 +159,9 @@ class ForgettingStream(Stream):
         return {"past": self.train.past, "kind": self.train.kind}
 
     def start(self, problem: Problem, seed: int) -> Tensor:
-        """λ_1, equal weights, in float64 as the tasks are."""
+        """Return λ_1, equal weights, in float64 like the tasks."""
         outer = super().start(problem, seed).double()
-        return outer / outer.sum(-1, keepdim=True)  # to the precision that it has now
+        return outer / outer.sum(-1, keepdim=True)  # sums to 1 in float64, too
 
     def describe(self, t: int) -> str:
         rows = self.train.target.shape[1]
@@ -174,11 +169,11 @@ class ForgettingStream(Stream):
         return f"rows {last - rows + 1 if t else 1} to {last}"
 
     def source_digests(self) -> dict[str, str]:
-        """Of each column that is used."""
-        return {name: digest_of(values) for name, values in self._columns.items()}
+        """Return a digest of each column that is used."""
+        return {name: digest_arrays(values) for name, values in self._columns.items()}
 
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
-        """Fixed weights, solved as lanes of one problem; and what needs no model."""
+        """Solve fixed weights, as lanes of one problem, and predict without a model."""
         if not isinstance(problem, Forgetting):
             return {}
         age = torch.arange(self.train.past, dtype=torch.float64)
@@ -200,5 +195,5 @@ class ForgettingStream(Stream):
         if self.train.kind == "regression":
             last = task["y"][0, -1]
             return {"last value": float((y - last).square().mean()), "mean so far": float(y.square().mean())}
-        chance = torch.tensor(self.train.frequency(t), dtype=y.dtype).clamp(SURE, 1 - SURE)
+        chance = torch.tensor(self.train.frequency(t), dtype=y.dtype).clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
         return {"majority class": float(-(y * chance.log() + (1 - y) * (1 - chance).log()).mean())}

@@ -1,8 +1,0 @@
-"""`validate`: a run's outer variable on validation tasks."""
-
-from obbo_lightning.cli.judge import judge
-
-
-def run(arguments: list[str]) -> int:
-    """Adapt to each of them, and report."""
-    return judge("validate", arguments)

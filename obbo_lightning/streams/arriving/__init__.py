@@ -1,1 +1,0 @@
-"""Streams that are still being written."""

@@ -1,0 +1,251 @@
+"""Labelled examples in three pools, the base class of streams that train a network on them, and its baselines."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.memory import InnerState
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.randomness import Key, derive_seed
+from obbo_lightning.core.validation import at_least
+from obbo_lightning.problems.module import ModuleProblem
+from obbo_lightning.streams.few_shot.synthetic import CLASSES, GeneratedImages
+from obbo_lightning.streams.fingerprints import digest_arrays
+from obbo_lightning.streams.readers import read_npz, require_file, require_images, require_numbers
+from obbo_lightning.streams.stream import Stream, Tasks
+
+POOLS = ("train", "validation", "test")
+FRACTION = 10  # one of so many examples validates; where the file names no test examples, one of so many tests
+
+
+@dataclass(frozen=True)
+class LabelledExamples:
+    """Examples with the class of each, divided into three pools.
+
+    Attributes:
+        examples: ``[n, …]``, bytes of pixels or numbers.
+        labels: class numbers ``[n]``.
+        pools: row numbers by name of the pool.
+        mean: of the training examples, of each channel of an image ``[channels, 1, 1]`` or of each feature.
+        deviation: of the training examples, in the same shape.
+    """
+
+    examples: Tensor
+    labels: Tensor
+    pools: dict[str, Tensor]
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def from_tensors(cls, examples: Tensor, labels: Tensor, is_test: Tensor | None = None) -> "LabelledExamples":
+        """Divide examples into pools, which depend on their number only, and compute the training pool's moments."""
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed("pools")))
+        if is_test is None:
+            test, rest = order[: len(order) // FRACTION], order[len(order) // FRACTION :]
+        else:
+            test, rest = order[is_test[order]], order[~is_test[order]]
+        validation, train = rest[: len(rest) // FRACTION], rest[len(rest) // FRACTION :]
+        pools = dict(zip(POOLS, (train, validation, test), strict=True))
+        for name, rows in pools.items():
+            if not len(rows):
+                raise ValueError(f"data.path must have examples for the {name} pool, got {len(labels)} in all")
+        some = _numbers(examples[train[:10_000]])
+        axes = (0, 2, 3) if examples.ndim == 4 else 0
+        mean, deviation = some.mean(axes), some.std(axes)
+        deviation = deviation.where(deviation > 1e-12, 1.0)  # of a constant
+        shape = (-1, 1, 1) if examples.ndim == 4 else (-1,)
+        return cls(examples, labels, pools, mean.reshape(shape), deviation.reshape(shape))
+
+    @classmethod
+    def read(cls, path: str, label: str) -> "LabelledExamples":
+        """Read an npz file with ``images`` or ``examples``, an array of labels, and perhaps ``is_test``."""
+        file = Path(path).expanduser()
+        require_file("data.path", file, "an npz file", (".npz",))
+        arrays, known = read_npz(file, ("images", "examples", label, "is_test"))
+        if label not in arrays:
+            raise ValueError(f"data.label must be an array of {path}, which are {', '.join(known)}, got {label!r}")
+        if "images" in arrays:
+            examples = torch.from_numpy(require_images(file, arrays["images"])).permute(0, 3, 1, 2).contiguous()
+        elif "examples" in arrays:
+            examples = torch.from_numpy(require_numbers(file, arrays["examples"]).astype(np.float32))
+            if examples.ndim != 2:
+                raise ValueError(f"{path}: examples must be numbers [n, features], got {list(examples.shape)}")
+        else:
+            raise ValueError(f"{path} must hold images or examples, got {', '.join(known)}")
+        labels, is_test = arrays[label], arrays.get("is_test")
+        if labels.shape != (len(examples),) or labels.dtype.kind not in "iu" or labels.min() < 0:
+            raise ValueError(
+                f"{path}: {label} must be integers from 0 [{len(examples)}], got {labels.dtype} {list(labels.shape)}"
+            )
+        if is_test is not None and is_test.shape != labels.shape:
+            raise ValueError(f"{path}: is_test must have the shape {list(labels.shape)}, got {list(is_test.shape)}")
+        in_test = None if is_test is None else torch.from_numpy(is_test.astype(bool))
+        return cls.from_tensors(examples, torch.from_numpy(labels.astype(np.int64)), in_test)
+
+    @classmethod
+    def generate_clusters(cls, spread: float = 1.0) -> "LabelledExamples":
+        """Generate 20,000 points of 10 normal clusters, one per class, which overlap more with a larger spread."""
+        classes, features, count = 10, 20, 20_000
+        generator = torch.Generator().manual_seed(derive_seed("clouds", classes, features))
+        centres = torch.randn(classes, features, generator=generator)
+        labels = torch.randint(classes, (count,), generator=generator)
+        return cls.from_tensors(centres[labels] + spread * torch.randn(count, features, generator=generator), labels)
+
+    @classmethod
+    def generate_images(cls) -> "LabelledExamples":
+        """Generate 6,000 images in 20 classes, the superclasses of the default stream."""
+        count, image_size = 6_000, 16
+        generator = torch.Generator().manual_seed(derive_seed("images", image_size))
+        members = torch.randint(CLASSES, (count,), generator=generator)
+        return cls.from_tensors(GeneratedImages(image_size).draw(members, generator), members // 5)
+
+    def downsample(self, factor: int) -> "LabelledExamples":
+        """Return the images with sides of ``factor`` times fewer pixels, each the mean of the pixels it replaces."""
+        if factor == 1:
+            return self
+        if self.examples.ndim != 4 or min(self.shape[1:]) < factor:
+            raise ValueError(f"data.shrink must be 1 for examples of the shape {list(self.shape)}, got {factor}")
+        means = avg_pool2d(self.examples.float(), factor)
+        if self.examples.dtype == torch.uint8:
+            means = means.round().byte()
+        return replace(self, examples=means)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.examples.shape[1:])
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return int(self.labels.max()) + 1
+
+    def digest(self) -> str:
+        """Return a digest of examples, labels and pools."""
+        pools = (rows.numpy() for rows in self.pools.values())
+        return digest_arrays(self.examples.numpy(), self.labels.numpy(), *pools)
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the examples of these rows, standardised, and their labels."""
+        return (_numbers(self.examples[rows]) - self.mean) / self.deviation, self.labels[rows]
+
+    def random_rows(self, pool: str, count: int, generator: torch.Generator) -> Tensor:
+        """Return random rows of a pool, with replacement."""
+        rows = self.pools[pool]
+        return rows[torch.randint(len(rows), (count,), generator=generator)]
+
+    def random_rows_of(self, pool: str, classes: Tensor, generator: torch.Generator) -> Tensor:
+        """Return one random row for each entry of ``classes``, with replacement."""
+        rows, first, count = self._by_class[pool]
+        chosen = (torch.rand(len(classes), generator=generator, dtype=torch.float64) * count[classes]).long()
+        return rows[first[classes] + chosen]
+
+    @cached_property
+    def _by_class(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """For each pool: its rows sorted by class, the first position of each class, and the size of each class."""
+        found = {}
+        for pool, rows in self.pools.items():
+            count = self.labels[rows].bincount(minlength=self.classes)
+            if not count.all():
+                missing = int(count.argmin())
+                raise ValueError(f"data.path must have every class in the {pool} pool, got none of class {missing}")
+            ordered = rows[self.labels[rows].argsort(stable=True)]
+            found[pool] = (ordered, count.cumsum(0) - count, count)
+        return found
+
+
+def _numbers(examples: Tensor) -> Tensor:
+    return examples.float() / 255 if examples.dtype == torch.uint8 else examples.float()
+
+
+class LabelledStream(Stream):
+    """Base of streams whose rounds have a training batch, clean validation examples and new test examples.
+
+    Args:
+        data: the examples.
+        period: rounds of a phase.
+        seed: of the tasks.
+        counts: numbers of examples, by name of the argument.
+    """
+
+    def __init__(self, data: LabelledExamples, period: int, seed: int, **counts: int) -> None:
+        self.data, self.seed = data, seed
+        self.period = at_least("data.period", period, 1)
+        self.counts = {name: at_least(f"data.{name}", count, 1) for name, count in counts.items()}
+        self.train = Tasks(self.task, length=1_000_000)
+
+    @abstractmethod
+    def task(self, t: int) -> Task:
+        """Return the task of round t, counted from 0."""
+
+    def task_spec(self) -> dict[str, Any]:
+        return {"ways": self.data.classes, "shape": self.data.shape}
+
+    def source_digests(self) -> dict[str, str]:
+        return {"examples": self.data.digest()}
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Return a random generator for one purpose; the words decide the numbers, so they never change."""
+        return torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
+
+
+def train_with_fixed_outer(
+    problem: Problem,
+    algorithm: Algorithm,
+    tasks: Sequence[Task],
+    outer: Callable[[int], Tensor],
+    metric: str = "accuracy",
+) -> list[list[float]]:
+    """Return the metric of each round, lane by lane, for a given λ_t ``[lanes, d]``; no hypergradients are computed."""
+    state, found = InnerState(), []
+    for t, task in enumerate(tasks):
+        at = outer(t)
+        oracle = Oracle(problem, at, task, Key(round=t), state.solver_state)
+        first = state.inner
+        if first is None and algorithm.inner.warm_starts:
+            first = problem.initial_inner(at, task)
+        inner = algorithm.inner(oracle, first)
+        state = InnerState(inner if algorithm.inner.warm_starts else None, None, oracle.solver_state)
+        found.append(oracle.outer_loss(inner) if metric == "loss" else problem.scores(at, inner, task)[metric])
+    by_lane: list[list[float]] = torch.stack(found).T.tolist()
+    return by_lane
+
+
+def train_on_validation_only(
+    problem: Problem, algorithm: Algorithm, tasks: Sequence[Task], metric: str = "accuracy"
+) -> list[float]:
+    """Return the metric of each round for a network that is trained on the validation examples only."""
+    if not isinstance(problem, ModuleProblem):
+        raise ValueError(f"problem must be a ModuleProblem to train on its validation loss, got {problem!r}")
+    loss, start = problem.validation_loss, problem.hyper.start()
+    plain = ModuleProblem(problem.network.template, problem.hyper, loss, loss, problem.score_function)
+
+    def replaced(t: int) -> Task:
+        kept = {name: values for name, values in tasks[t].items() if not name.startswith("train_")}
+        return kept | _validation_as_training(tasks[t])
+
+    return train_with_fixed_outer(plain, algorithm, Tasks(replaced, len(tasks)), lambda t: start, metric)[0]
+
+
+def add_validation(tasks: Sequence[Task]) -> Sequence[Task]:
+    """Return the tasks with the validation examples added to the training batch."""
+
+    def joined(t: int) -> Task:
+        task = tasks[t]
+        return task | {name: torch.cat([task[name], more]) for name, more in _validation_as_training(task).items()}
+
+    return Tasks(joined, len(tasks))
+
+
+def _validation_as_training(task: Task) -> Task:
+    return {n.replace("validation_", "train_", 1): v for n, v in task.items() if n.startswith("validation_")}

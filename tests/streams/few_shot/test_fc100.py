@@ -1,0 +1,238 @@
+"""FC100 on small files of the real formats, and on the real data if they are there."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy import SIX
+
+from obbo_lightning.streams.few_shot import fc100
+
+REAL = Path(__file__).parents[4] / "shared" / "data"
+COARSE = np.repeat(np.arange(20), 5)  # class c belongs to superclass c // 5 in the small files
+
+
+def small_data(per_class=12):
+    rng = np.random.default_rng(0)
+    fine = np.repeat(np.arange(100), per_class).astype(np.uint8)
+    is_test = np.tile((np.arange(per_class) >= per_class - 2).astype(np.uint8), 100)
+    return fc100.Cifar100(
+        rng.integers(0, 256, (len(fine), 32, 32, 3), dtype=np.uint8),
+        fine,
+        COARSE[fine].astype(np.uint8),
+        is_test,
+        np.array([f"fine{i}" for i in range(100)]),
+        np.array([f"coarse{i}" for i in range(20)]),
+    )
+
+
+@pytest.fixture
+def data(monkeypatch):
+    """Small data with their checksum."""
+    data = small_data()
+    monkeypatch.setattr(fc100, "CHECKSUM", fc100.checksum(data))
+    fc100.load_cifar100.cache_clear()
+    yield data
+    fc100.load_cifar100.cache_clear()
+
+
+@pytest.fixture
+def root(data, tmp_path):
+    np.savez_compressed(tmp_path / "cifar100.npz", **data._asdict())
+    return tmp_path
+
+
+def test_splits_are_those_of_fc100_and_do_not_overlap(root):
+    stream = fc100.FC100Stream(str(root))
+    classes = {name: getattr(stream, name).classes.tolist() for name in ("train", "validation", "test")}
+    assert [len(c) for c in classes.values()] == [60, 20, 20]
+    assert len(set().union(*classes.values())) == 100
+    assert {c // 5 for c in classes["test"]} == {0, 7, 12, 14}
+    assert {c // 5 for c in classes["validation"]} == {8, 11, 13, 16}
+    assert [len(getattr(stream, name)) for name in classes] == [20_000, 600, 600]
+
+
+def test_images_of_a_task_are_distinct_and_belong_to_their_classes(root):
+    stream = fc100.FC100Stream(str(root))
+    data = fc100.load_cifar100(root)
+    names = {image.tobytes(): int(label) for image, label in zip(data.images, data.fine_labels, strict=True)}
+    task = stream.train[7]
+    mean, deviation = (torch.tensor(x).reshape(3, 1, 1) for x in (fc100.SCALER.mean, fc100.SCALER.deviation))
+    pixels = ((torch.cat([task["support"], task["query"]]) * deviation + mean) * 255).round().byte()
+    keys = [image.permute(1, 2, 0).contiguous().numpy().tobytes() for image in pixels]
+    assert len(set(keys)) == 50
+    labels = torch.cat([task["support_labels"], task["query_labels"]]).tolist()
+    by_label = {}
+    for key, label in zip(keys, labels, strict=True):
+        by_label.setdefault(label, set()).add(names[key])
+    assert sorted(by_label) == [0, 1, 2, 3, 4]
+    assert all(len(found) == 1 for found in by_label.values())
+    assert set().union(*by_label.values()) <= set(stream.train.classes.tolist())
+
+
+def write_pickles(root, data):
+    folder = root / "cifar-100-python"
+    folder.mkdir()
+    for name, flag in (("train", 0), ("test", 1)):
+        rows = data.is_test == flag
+        content = {
+            "data": data.images[rows].transpose(0, 3, 1, 2).reshape(rows.sum(), -1),
+            "fine_labels": data.fine_labels[rows].tolist(),
+            "coarse_labels": data.coarse_labels[rows].tolist(),
+        }
+        (folder / name).write_bytes(pickle.dumps(content))
+    names = {"fine_label_names": data.fine_names.tolist(), "coarse_label_names": data.coarse_names.tolist()}
+    (folder / "meta").write_bytes(pickle.dumps(names))
+
+
+def test_torchvisions_pickles_are_read_and_cached_as_npz(data, tmp_path, monkeypatch):
+    write_pickles(tmp_path, data)
+    with pytest.raises(ValueError, match="train is missing or damaged"):
+        fc100.load_cifar100(tmp_path)
+    assert list(tmp_path.glob("*.npz")) == []
+    # torchvision's MD5s are those of the real files
+    monkeypatch.setattr("torchvision.datasets.utils.check_integrity", lambda path, md5: path.exists())
+    first = fc100.load_cifar100(tmp_path)
+    assert [p.name for p in tmp_path.glob("*.npz")] == ["cifar100.npz"]
+    fc100.load_cifar100.cache_clear()
+    second = fc100.load_cifar100(tmp_path)
+    assert np.array_equal(first.images, second.images)
+    assert fc100.checksum(first) == fc100.checksum(data)
+
+
+def test_missing_data_without_network_are_explained(tmp_path, monkeypatch, refusal):
+    def unreachable(url, root, **options):
+        Path(root).mkdir()
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", unreachable)
+    message = refusal("--data", "fc100", "--data.root", tmp_path / "data")
+    assert all(way in message for way in ("cifar100.npz", "cifar-100-python", "download"))
+
+
+def broken(data, **changes):
+    return {**data._asdict(), **changes}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda d: broken(d, images=d.images[:, :16]),
+            "must be uint8 [n, 32, 32, 3], got uint8 [1200, 16, 32, 3]",
+        ),
+        (lambda d: broken(d, images=d.images.astype(np.int32)), "got int32"),
+        (lambda d: broken(d, images=np.uint8(3)), "got uint8 []"),
+        (lambda d: broken(d, fine_labels=d.fine_labels.astype(str)), "fine_labels must be integers, got <U"),
+        (lambda d: broken(d, fine_labels=d.fine_labels[:-1]), "fine_labels must have shape [1200], got [1199]"),
+        (lambda d: broken(d, coarse_labels=d.coarse_labels + 1), "coarse_labels must be below 20, got 20"),
+        (lambda d: broken(d, images=d.images // 2), "is not CIFAR-100: its checksum is"),
+        (lambda d: {k: v for k, v in d._asdict().items() if k != "is_test"}, "and has no is_test"),
+    ],
+)
+def test_files_that_are_not_cifar100_are_refused(root, change, message, refusal):
+    np.savez_compressed(root / "cifar100.npz", **change(small_data()))
+    error = refusal("--data", "fc100", "--data.root", root)
+    assert message in error
+    assert "cifar100.npz" in error
+
+
+@pytest.mark.parametrize("keep", [0, 100, 50_000])
+def test_truncated_files_are_refused(root, keep, refusal):
+    path = root / "cifar100.npz"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert "cannot be read as an npz file" in refusal("--data", "fc100", "--data.root", root)
+
+
+def test_more_images_per_class_than_there_are_are_refused(root, refusal):
+    error = refusal("--data", "fc100", "--data.root", root, "--data.shots", 10)
+    assert "data.shots + data.queries must be at most 12, all examples of class " in error
+
+
+@pytest.mark.parametrize(
+    ("root", "variable", "place"), [("mine", "theirs", "mine"), (None, "theirs", "theirs"), (None, None, "data")]
+)
+def test_root_is_the_given_folder_then_that_of_the_environment(root, variable, place, monkeypatch):
+    asked = []
+
+    def load(path):
+        asked.append(str(path))
+        raise ValueError("not there")
+
+    monkeypatch.setattr(fc100, "load_cifar100", load)
+    monkeypatch.delenv("OBBO_DATA", raising=False)
+    if variable:
+        monkeypatch.setenv("OBBO_DATA", variable)
+    with pytest.raises(ValueError, match="not there"):
+        fc100.FC100Stream(root)
+    assert asked == [place]
+
+
+def test_cache_that_cannot_be_written_leaves_nothing_behind(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchvision.datasets.utils.check_integrity", lambda path, md5: path.exists())
+    write_pickles(tmp_path, data)
+
+    def full_disk(file, **arrays):
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full_disk)
+    with pytest.warns(UserWarning, match="cifar100.npz cannot be written \\(No space left on device\\)"):
+        assert len(fc100.load_cifar100(tmp_path).images) == 1200
+    assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-python"]
+
+
+def test_links_beside_the_cache_are_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    for name in (f"cifar100.{os.getpid()}.part.npz", "cifar100.part", "cifar100.npz.part"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    fc100._write_npz(tmp_path / "cifar100.npz", small_data())
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert len(np.load(tmp_path / "cifar100.npz")["images"]) == 1200
+    assert (tmp_path / "cifar100.npz").stat().st_mode & 0o777 == 0o644
+
+
+def test_drift_moves_through_the_superclasses_of_fc100(root):
+    stream = fc100.FC100Stream(str(root), order="drift", period=100)
+    early, late = stream.train.weights(0), stream.train.weights(50)
+    assert int(early.argmax()) // 5 != int(late.argmax()) // 5
+    assert torch.equal(stream.test.weights(0), stream.test.weights(50))  # always the same mix
+
+
+@pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+@pytest.mark.parametrize("algorithm", SIX)
+def test_every_algorithm_runs_with_the_papers_configuration(root, fit, algorithm):
+    flags = ["--config", "fc100", "--data.root", root, "--algorithm", algorithm, "--rounds", "2"]
+    run = fit(*flags, "--problem.network.filters", 4, "--algorithm.inner.steps", 2, "--evaluation.tasks", 2)
+    assert json.loads((run / "summary.json").read_text())["test_tasks"] == 2
+
+
+needs_real_data = pytest.mark.skipif(not (REAL / "cifar100.npz").exists(), reason="needs ../shared/data/cifar100.npz")
+
+
+@pytest.mark.slow
+@needs_real_data
+@pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+@pytest.mark.parametrize("algorithm", SIX)
+def test_rounds_on_the_real_data(algorithm, fit):
+    rounds = 4 if algorithm == "oagd" else 15
+    flags = ["--config", "fc100", "--data.root", REAL, "--algorithm", algorithm, "--rounds", rounds]
+    run = fit(*flags, "--evaluation.tasks", 2, "--problem.network.filters", 32)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds"] == rounds
+    assert summary["skipped"] == 0
+    assert summary["prequential_accuracy"] > 0.35  # chance is 0.2
+    assert 0 < summary["regret_euclidean"] < 1000  # a single estimate may blow up
+    assert (run / "figures" / "accuracy.png").exists()
+
+
+@pytest.mark.slow
+@needs_real_data
+def test_real_data_have_600_images_per_class():
+    stream = fc100.FC100Stream(str(REAL))
+    assert stream.train.source.smallest(range(100)) == 600
+    assert abs(float(torch.cat([stream.train[t]["support"] for t in range(20)]).mean())) < 0.3

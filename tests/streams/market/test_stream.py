@@ -1,0 +1,350 @@
+"""Market events as lanes: tasks, forecasts, fingerprints, refusals and runs."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from toy import F64, SIX
+
+from obbo_lightning import OBBO, cli, online
+from obbo_lightning.domains import Box
+from obbo_lightning.hypergradients import ClosedForm
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.streams import MarketStream
+from obbo_lightning.streams.market.prices import simulate_market
+from obbo_lightning.streams.market.stream import training_mask
+
+REAL = Path(__file__).parents[4] / "shared" / "data" / "market"
+SMALL = {"subset": 30, "subsets": 20, "horizon": 10}
+FLAGS = ["--config", "market", "--rounds", "20", "--checkpoint.every", "5"]
+FLAGS += [word for key, value in SMALL.items() for word in (f"--data.{key}", str(value))]
+CLOSING = ("summary.json", "events.csv", "lanes.npz")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Paths of prices and events: three tickers of 80 bars, an event at the 60th bar of each."""
+    prices, events = simulate_market(3, 60, 20, seed=1)
+    prices.drop("row").write_parquet(tmp_path / "prices.parquet")
+    events.write_csv(tmp_path / "events.csv")
+    return tmp_path / "prices.parquet", tmp_path / "events.csv"
+
+
+def small_stream(files, **settings):
+    return MarketStream(str(files[0]), str(files[1]), **{**SMALL, **settings})
+
+
+def read_rows(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def run_rounds(stream, rounds, lanes=slice(None)):
+    """Return the outer variable after some rounds on some lanes."""
+    algorithm = OBBO(lr=1e-2, window=3, hypergradient=ClosedForm(), domain=Box(1e-6, 1e6))
+    tasks = [{k: v[lanes] if v.ndim == 2 else v for k, v in stream.train[t].items()} for t in range(rounds)]
+    *_, last = online(stream.problem(), algorithm, tasks, stream.start(None, 0)[lanes])
+    return last.outer
+
+
+def test_tasks_are_rolling_views_that_end_at_the_event(files):
+    stream = small_stream(files, transform="none")
+    prices = pl.read_parquet(files[0]).partition_by("ticker")
+    raw = np.stack([p["close"].to_numpy() for p in prices], axis=1)[10:70]  # 50 up to the event, 10 after it
+    assert np.array_equal(stream.train.values.numpy(), raw)
+    assert len(stream.train) == 20
+    task, mask = stream.train[7], stream.train.training
+    window = raw[7:37]
+    mean, deviation = window[mask].mean(0), window[mask].std(0)
+    assert np.allclose(task["values"].numpy().T, (window[mask] - mean) / deviation)
+    assert np.allclose(task["validation_values"].numpy().T, (window[~mask] - mean) / deviation)
+    assert task["sites"].tolist() == [i for i in range(30) if i % 5 != 2]
+    test = stream.test[0]
+    mean, deviation = raw[20:50].mean(0), raw[20:50].std(0)
+    assert np.allclose(test["values"].numpy().T, (raw[20:50] - mean) / deviation)
+    assert np.allclose(test["validation_values"].numpy().T, (raw[50:] - mean) / deviation)
+    assert test["validation_sites"].tolist() == list(range(30, 40))
+    (validation,) = stream.validation
+    assert max(validation["sites"].max(), validation["validation_sites"].max()) < 30
+    assert not torch.equal(stream.train[19]["values"], validation["values"])  # which begins one bar later
+
+
+def test_rounds_do_not_look_ahead(files):
+    known, poisoned, t = small_stream(files), small_stream(files), 9
+    poisoned.train.values[t + 30 :] = torch.nan
+    assert torch.equal(run_rounds(known, t + 1), run_rounds(poisoned, t + 1))
+    assert any(bool(poisoned.train[t + later]["values"].isnan().any()) for later in (1, 3))
+
+
+def test_event_alone_equals_the_event_among_others(files):
+    stream = small_stream(files)
+    together = run_rounds(stream, 20)
+    for lane in range(3):
+        assert torch.equal(run_rounds(stream, 20, slice(lane, lane + 1))[0], together[lane])
+    pl.read_csv(files[1])[1:2].write_csv(files[1])
+    assert torch.equal(run_rounds(small_stream(files), 20)[0], together[1])
+
+
+def test_validation_takes_a_stride_or_random_interior_observations():
+    stride = training_mask(30, "stride", 5, 2, 0)
+    assert (~stride).nonzero().flatten().tolist() == [2, 7, 12, 17, 22, 27]
+    one, again, other = (training_mask(30, "random", 5, 2, seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert int((~one).sum()) == 6
+    for seed in range(30):
+        training = training_mask(8, "random", 2, 0, seed)
+        assert training[[0, -1]].all()
+        assert int((~training).sum()) == 4
+
+
+def test_forecast_errors_are_those_of_dense_algebra_and_of_the_last_price(files):
+    stream = small_stream(files, transform="none")
+    problem, weight = stream.problem(), torch.full((3, 1), 2.0, dtype=F64)
+    test = stream.test[0]
+    found = problem.scores(weight, problem.solution(weight, test), test)["mse"]
+    stiffness = np.diff(np.eye(30), axis=0).T @ np.diff(np.eye(30), axis=0)
+    for lane in range(3):
+        prices = stream.train.values[20:60, lane].numpy()
+        seen, ahead = ((part - prices[:30].mean()) / prices[:30].std() for part in (prices[:30], prices[30:]))
+        last = np.linalg.solve(np.eye(30) + 2.0 * stiffness, seen)[-1]
+        assert float(found[lane]) == pytest.approx(np.mean((ahead - last) ** 2))
+        assert stream.lanes["naive_mse"][lane] == pytest.approx(np.mean((ahead - seen[-1]) ** 2), rel=1e-10)
+
+
+def test_rounds_beyond_the_event_are_before_the_forecast(files):
+    first, beyond = small_stream(files, horizon=6), small_stream(files, horizon=6, beyond=4)
+    log = np.log(pl.read_parquet(files[0])["close"].to_numpy().reshape(3, 80).T)
+    assert torch.equal(beyond.train.values[:50], first.train.values[:50])
+    assert len(beyond.train) == 24
+    assert torch.allclose(beyond.train.values, torch.from_numpy(log[10:70]))
+    assert torch.allclose(beyond.validation.values[:30], torch.from_numpy(log[34:64]))
+    seen, ahead = log[34:64], log[64:70]
+    naive = (((ahead - seen[-1]) / seen.std(0)) ** 2).mean(0)
+    assert np.allclose(beyond.lanes["naive_mse"].to_numpy(), naive)
+
+
+def test_fingerprints_and_digests_name_the_bar_and_the_event_that_changed(files):
+    first, event = small_stream(files), "SIM001 2021-01-06 20:30:00"
+    prices = pl.read_parquet(files[0])
+    digests, prints = first.source_digests(), [first.fingerprint(t, None) for t in range(20)]
+    assert list(digests) == [f"SIM00{i} 2021-01-06 20:30:00" for i in range(3)]
+    in_event = pl.col("ticker") == "SIM001"
+    for bar in (9, 10, 39, 40, 58, 59, 60):  # 50 bars up to the 60th, 30 of them in the first round
+        moved = pl.when(in_event & (pl.int_range(pl.len()).over("ticker") == bar)).then(1.1).otherwise(1.0)
+        prices.with_columns(pl.col("close") * moved).write_parquet(files[0])
+        other = small_stream(files)
+        changed = [name for name, digest in other.source_digests().items() if digest != digests[name]]
+        assert changed == ([event] if 10 <= bar <= 59 else [])
+        rounds = [t for t in range(20) if other.fingerprint(t, None) != prints[t]]
+        assert rounds == ([max(0, bar - 39)] if 10 <= bar < 59 else [])
+        if rounds:
+            where = "one of the first 30 bars of an event" if bar < 40 else f"bar {bar - 9} of every event"
+            assert first.describe(rounds[0]) == where
+
+
+def spoil(column, value, row=25):
+    def change(table):
+        values = table[column].to_list()
+        values[row] = value
+        return table.with_columns(pl.Series(column, values, dtype=table.schema[column]))
+
+    return change
+
+
+def of_files(files, *flags):
+    return [*FLAGS, "--data.prices", files[0], "--data.events", files[1], *flags]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (spoil("close", float("nan")), "ticker SIM000, row 26: a price must be a positive number, got nan"),
+        (spoil("close", -3.0), "ticker SIM000, row 26: a price must be a positive number, got -3.0"),
+        (spoil("close", 0.0, 100), "ticker SIM001, row 101: a price must be a positive number, got 0.0"),
+        (lambda t: t[[*range(26), 25, *range(26, len(t))]], "row 27: timestamps must occur once"),
+        (lambda t: t[[*range(24), 25, 24, *range(26, len(t))]], "row 26: timestamps must increase"),
+        (lambda t: t.filter(pl.col("ticker") != "SIM001"), "event SIM001 2021-01-06 20:30:00: the ticker must be in"),
+        (lambda t: t[20:], "event SIM000 2021-01-06 20:30:00: must have 50 prices up to it, and has 40"),
+        (lambda t: pl.concat([t[:65], t[80:]]), "event SIM000 2021-01-06 20:30:00: must have 10 prices after it, and"),
+        (lambda t: pl.concat([t[:40], t[80:]]), "must lie in the prices, 2021-01-04 09:30:00 to 2021-01-06 00:30:00"),
+    ],
+)
+def test_events_with_bad_prices_are_refused_or_skipped(files, change, message, refusal):
+    change(pl.read_parquet(files[0])).write_parquet(files[0])
+    assert message in refusal(*of_files(files))
+    with pytest.warns(UserWarning, match="1 of 3 events skipped: "):
+        stream = small_stream(files, on_bad_event="skip")
+    assert len(stream.skipped) == 1
+    assert len(stream.lanes) == 2
+    assert message in str(stream.skipped[0])
+
+
+def test_bad_events_are_named_with_their_file_and_row(files):
+    prices = pl.read_parquet(files[0])
+    pl.concat([prices[:120], prices[119:120], prices[120:]]).write_parquet(files[0])  # a bar of SIM001 twice
+    lines = ["ticker,timestamp", *("SIM000,2021-01-06 20:30:00", "SIM001,2021-01-06 20:30:00") * 3]
+    files[1].write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"^\S+events.csv, row 2, event SIM001 .* skip leaves it out\)"):
+        small_stream(files)
+    with pytest.warns(UserWarning, match="5 of 6 events skipped"):
+        stream = small_stream(files, on_bad_event="skip")
+    assert stream.lanes["ticker"].to_list() == ["SIM000"]
+    assert [(bad.row, bad.ticker[-1]) for bad in stream.skipped] == [(2, "1"), (3, "0"), (4, "1"), (5, "0"), (6, "1")]
+    repeated = {bad.reason for bad in stream.skipped if bad.ticker == "SIM000"}
+    assert repeated == {"must occur once, and is in row 1 too"}
+    with pytest.raises(ValueError, match=r"^\S+prices.parquet, row \d+, event SIM001 .* must occur once"):
+        MarketStream(str(files[0]), **SMALL, lookback=20, threshold=5.0)
+    with pytest.raises(ValueError, match=r"data.events 'auto' found no jump of 900.0 deviations in \S+prices.parquet"):
+        MarketStream(str(files[0]), **SMALL, lookback=20, threshold=900.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p, e: p.unlink(), "or a folder of them, that exists, got"),
+        (lambda p, e: p.write_text("no parquet"), "prices.parquet cannot be read as parquet"),
+        (lambda p, e: pl.read_parquet(p).drop("close").write_parquet(p), "without close"),
+        (lambda p, e: pl.read_parquet(p)[:0].write_parquet(p), "prices.parquet must have rows, and is empty"),
+        (lambda p, e: pl.read_parquet(p).cast({"close": pl.Boolean}).write_parquet(p), "close must be numbers"),
+        (lambda p, e: e.write_text(""), "events.csv cannot be read as CSV"),
+        (lambda p, e: e.write_text("ticker,timestamp\n"), "events.csv must have rows, and is empty"),
+        (lambda p, e: e.write_text("ticker,when\nA,2021-01-01\n"), "without timestamp"),
+        (lambda p, e: e.write_text("ticker,timestamp\nSIM000,soon\n"), "row 1: timestamp must have a value like"),
+        (lambda p, e: e.write_text("ticker,timestamp\nSIM000,7\n"), "row 1: timestamp must have a value like"),
+        (lambda p, e: e.write_text("ticker,timestamp\nSIM000,11:00\n"), "row 1: timestamp must have a value like"),
+        (lambda p, e: pl.read_parquet(p).cast({"timestamp": pl.Int64}).write_parquet(p), "must be dates and times"),
+        (lambda p, e: e.write_text("ticker,timestamp\nNONE,2021-01-06 20:30:00\n"), "the ticker must be in the prices"),
+    ],
+)
+@pytest.mark.parametrize("on_bad_event", ["raise", "skip"])
+def test_unusable_files_are_refused(files, make, message, on_bad_event, refusal):
+    make(*files)
+    assert message in refusal(*of_files(files, "--data.on_bad_event", on_bad_event))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data.subset", "3"], "data.subset must be an integer of at least 4, got 3"),
+        (["--data.validation", "last"], "data.validation must be one of stride, random, got 'last'"),
+        (["--data.offset", "5"], "data.offset must lie in 0..4, below data.stride, got 5"),
+        (["--data.transform", "sqrt"], "data.transform must be one of log, none"),
+        (["--data.stride", "20"], "data.stride must be at most half of data.subset, 15, got 20"),
+        (["--data.events", "mine.csv"], "data.events needs data.prices, got 'mine.csv' without any"),
+        (["--data.start", "0"], "data.start must be"),
+        (["--rounds", "21"], "rounds must be at most the stream's 20 tasks, 1 per round, got 21"),
+    ],
+)
+def test_impossible_settings_are_refused(flags, message, refusal):
+    assert message in refusal(*FLAGS, *flags)
+
+
+def test_csv_prices_equal_parquet_prices(files, tmp_path):
+    pl.read_parquet(files[0]).write_csv(tmp_path / "prices.csv", datetime_format="%Y-%m-%d %H:%M:%S")
+    one, two = small_stream(files), small_stream((tmp_path / "prices.csv", files[1]))
+    assert torch.allclose(one.train.values, two.train.values, rtol=0, atol=1e-12)
+
+
+def test_time_zones_are_respected_or_refused(files):
+    plain, prices = small_stream(files), pl.read_parquet(files[0])
+    prices.with_columns(pl.col("timestamp").dt.replace_time_zone("America/New_York")).write_parquet(files[0])
+    with pytest.raises(ValueError, match=r"both have a time zone, or neither; only data.prices has one"):
+        small_stream(files)
+    files[1].write_text("ticker,timestamp\n" + "".join(f"SIM00{i},2021-01-06T20:30:00-05:00\n" for i in range(3)))
+    assert torch.equal(small_stream(files).train.values, plain.train.values)
+
+
+def test_tickers_may_look_like_numbers_and_prices_begin_with_integers(files, tmp_path):
+    rename = pl.col("ticker").replace({"SIM000": "000660", "SIM001": "1E5"})
+    prices = pl.read_parquet(files[0]).with_columns(rename)
+    closes = [str(round(c)) if i < 30 else str(c) for i, c in enumerate(prices["close"])]
+    prices.with_columns(close=pl.Series(closes)).write_csv(tmp_path / "prices.csv")
+    pl.read_csv(files[1]).with_columns(rename).write_csv(files[1])
+    stream = small_stream((tmp_path / "prices.csv", files[1]))
+    assert stream.lanes["ticker"].to_list() == ["000660", "1E5", "SIM002"]
+
+
+@pytest.mark.parametrize("name", [*SIX, "entropy"])
+def test_every_algorithm_runs_on_the_market(name, fit):
+    chosen = ["--config", "market_entropy"] if name == "entropy" else ["--algorithm", name]
+    run = RunDirectory(fit(*FLAGS, *chosen))
+    rows = read_rows(run.events)
+    assert list(rows[0]) == ["ticker", "timestamp", "naive_mse", "weight", "regret", "gradient_norm", "test_mse"]
+    assert len(rows) == 40
+    weights, regrets, errors = (np.array([float(row[k]) for row in rows]) for k in ("weight", "regret", "test_mse"))
+    assert (weights > 0).all()
+    assert not np.allclose(weights, 0.1, atol=1e-9)
+    with np.load(run.lanes) as lanes:
+        rounds, kept = lanes["rounds"], lanes["regret"]
+    assert rounds.tolist() == [20]
+    assert kept.shape == (1, 40)
+    assert np.array_equal(regrets, kept[-1])
+    last, summary = read_rows(run.metrics)[-1], json.loads(run.summary.read_text())
+    assert float(last["regret/euclidean"]) == pytest.approx(np.median(regrets), rel=1e-12)
+    assert float(last["test_mse"]) == pytest.approx(np.median(errors), rel=1e-6)
+    assert last["test_mse_se"] == ""
+    assert summary["test_mse"] == pytest.approx(errors.mean(), rel=1e-6)
+    assert summary["test_mse_median"] == pytest.approx(np.median(errors), rel=1e-6)
+    assert summary["test_mse_mad"] == pytest.approx(np.median(np.abs(errors - np.median(errors))), rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:no rounds are left")
+@pytest.mark.parametrize("lost", ["round-00000020*", "none"], ids=["before the last checkpoint", "after it"])
+def test_killed_market_run_is_resumed_exactly(lost, fit, tmp_path):
+    whole, cut = fit(*FLAGS), tmp_path / "cut"
+    shutil.copytree(whole, cut)
+    for file in (*(cut / name for name in CLOSING), *(cut / "checkpoints").glob(lost)):
+        file.unlink()
+    assert cli.main(["resume", str(cut)]) == 0
+    for name in ("metrics.csv", "events.csv"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    with np.load(cut / "lanes.npz") as one, np.load(whole / "lanes.npz") as two:
+        assert np.array_equal(one["regret"], two["regret"])
+    assert (cut / "summary.json").exists()
+
+
+def test_figure_compares_medians_with_the_initial_median(fit, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("obbo_lightning.training.run.draw_figures", lambda *arguments: drawn.append(arguments) or [])
+    fit(*FLAGS)
+    stream = MarketStream(**SMALL)
+    problem, outer, test = stream.problem(), stream.start(None, 0), stream.test[0]
+    errors = problem.scores(outer, problem.solution(outer, test), test)["mse"].numpy()
+    assert drawn[0][3] == pytest.approx(np.median(errors), rel=1e-9)
+    assert abs(np.mean(errors) - np.median(errors)) > 0.05  # so a mean would be noticed
+
+
+def test_skipped_events_are_listed_in_the_run_directory(files, fit):
+    spoil("close", -1.0)(pl.read_parquet(files[0])).write_parquet(files[0])
+    with pytest.warns(UserWarning, match="1 of 3 events skipped"):
+        run = fit(*of_files(files, "--data.on_bad_event", "skip"))
+    (row,) = read_rows(run / "skipped.csv")
+    assert (row["ticker"], row["row"]) == ("SIM000", "1")
+    assert "row 26: a price must be a positive number" in row["reason"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["events"], summary["events_skipped"]) == (2, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "prices.parquet").exists(), reason="needs ../shared/data/market/prices.parquet")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("obbo", "sobow", "adam"),
+        pytest.param(("obbo", "sobow", "adam", "oagd"), marks=pytest.mark.nightly),  # solves 25 times as much
+    ],
+    ids=len,
+)
+def test_on_the_real_events_obbo_has_the_lowest_median_regret_and_error(names, fit):
+    found, files = {}, ["--data.prices", REAL / "prices.parquet", "--data.events", REAL / "events.csv"]
+    for name in names:
+        run = fit("--config", "market", "--algorithm", name, *files, output=name)
+        found[name] = json.loads((run / "summary.json").read_text())
+        assert len(read_rows(run / "events.csv")) == 440
+    for key in ("regret_euclidean", "test_mse_median"):
+        assert min(found, key=lambda name: found[name][key]) == "obbo"

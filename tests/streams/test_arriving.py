@@ -1,0 +1,521 @@
+"""Tasks that arrive in a folder, in a file of lines, or from standard input, and runs that wait for them."""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from processes import Forked
+
+from obbo_lightning import cli
+from obbo_lightning.streams import arriving
+from obbo_lightning.streams.arriving import (
+    ArrivingTaskIterator,
+    DamagedTaskError,
+    FollowStream,
+    IncompleteTaskError,
+    StandardInput,
+    TaskFolder,
+    TaskLines,
+    parse_json,
+    parse_npz,
+    parse_parquet,
+)
+from obbo_lightning.training import run as runs
+
+FLAGS = ["fit", "--data", "follow", "--problem", "few_shot", "--problem.network", "mlp", "--evaluation.every", "4"]
+FLAGS += ["--problem.network.widths", "[4]", "--checkpoint.every", "3", "--trainer.accelerator", "cpu"]
+FLAGS += ["--algorithm.inner.steps", "1"]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+def task(t):
+    rng = np.random.default_rng(t)
+    labels = np.repeat([0, 1], 2)
+    support, query = rng.normal(size=(2, 4, 3)) + labels[:, None]
+    return {"support": support, "support_labels": labels, "query": query, "query_labels": labels}
+
+
+def line(t, **changes):
+    return json.dumps({name: np.asarray(values).tolist() for name, values in (task(t) | changes).items()}) + "\n"
+
+
+def write(folder, *numbers):
+    folder.mkdir(exist_ok=True)
+    for t in numbers:
+        np.savez(folder / f".{t:04d}.npz", **task(t))
+        (folder / f".{t:04d}.npz").rename(folder / f"{t:04d}.npz")
+
+
+def npz(path, value):
+    np.savez(path, x=np.full(3, float(value)))
+    return path.read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "draw_figures", lambda *arguments: [])
+    monkeypatch.setattr(arriving, "POLL", 0.001)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """metrics.csv of a run on ten tasks that were all there."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write(folder / "tasks", *range(10))
+    assert cli.main([*FLAGS, "--data.path", str(folder / "tasks"), "--rounds", "10", "--output", str(folder)]) == 0
+    return only_run(folder).joinpath("metrics.csv").read_bytes()
+
+
+def only_run(folder):
+    (run,) = (path.parent for path in Path(folder).glob("*/*/config.yaml"))
+    return run
+
+
+def tasks_in(path, few_shot=True, timeout=0.01):
+    tasks = FollowStream(str(path), timeout).train
+    tasks.few_shot = few_shot
+    return tasks
+
+
+class Producer:
+    """Replaces waiting by the next action of a producer."""
+
+    def __init__(self, monkeypatch, *actions):
+        self.actions = list(actions)
+        monkeypatch.setattr(arriving.Arrivals, "wait", self)
+
+    def __call__(self, seconds):
+        if self.actions:
+            self.actions.pop(0)()
+
+
+def test_tasks_are_the_same_in_files_of_any_kind_and_in_lines(here):
+    folder = here / "tasks"
+    write(folder, 2)
+    (folder / "0001.json").write_text(line(1))
+    pl.DataFrame({name: [values.tolist()] for name, values in task(3).items()}).write_parquet(folder / "0003.parquet")
+    (folder / ".0000.npz").write_bytes(b"not yet")
+    (folder / "0000.npz.part").write_bytes(b"not yet")
+    (folder / "notes.txt").write_text("no task")
+    (here / "tasks.jsonl").write_text("".join(map(line, (1, 2, 3))))
+    for path in (folder, here / "tasks.jsonl"):
+        found = list(tasks_in(path))
+        assert len(found) == 3
+        for t, one in enumerate(found, 1):
+            assert one["support_labels"].tolist() == [0, 0, 1, 1]
+            assert torch.equal(one["query"], torch.tensor(task(t)["query"]).float())
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ({"x": [[1.0, 2.0]], "y": [[3]]}, {"x": [1.0, 2.0], "y": [3]}),  # one row of lists: the lists
+        ({"x": [[1.0, 2.0]], "y": [3]}, {"x": [[1.0, 2.0]], "y": [3]}),  # one row, not of lists only
+        ({"x": [[1.0, 2.0], [3.0, 4.0]], "y": [5, 6]}, {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [5, 6]}),
+        ({"x": [1.0, 2.0]}, {"x": [1.0, 2.0]}),
+    ],
+)
+def test_parquet_file_holds_arrays_as_lists_in_one_row_or_as_columns(rows, expected, here):
+    pl.DataFrame(rows).write_parquet(here / "one.parquet")
+    found = parse_parquet((here / "one.parquet").read_bytes())
+    assert {name: values.tolist() for name, values in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("parse", "content", "error", "message"),
+    [
+        (parse_npz, b"PK", IncompleteTaskError, "cannot be read as an npz file"),
+        (parse_parquet, b"PAR1", IncompleteTaskError, "cannot be read as parquet"),
+        (parse_json, b'{"x": [1', IncompleteTaskError, "cannot be read as JSON"),
+        (parse_json, b"[1, 2]", DamagedTaskError, "must be an object of arrays by name, got list"),
+    ],
+)
+def test_unreadable_task_is_incomplete_and_a_wrong_one_damaged(parse, content, error, message):
+    with pytest.raises(error, match=message):
+        parse(content)
+
+
+def test_dtypes_are_those_of_the_outer_variable_and_int64(here):
+    (here / "tasks.jsonl").write_text(line(0, support=np.ones((4, 3), int), query=np.ones((4, 3), int)))
+    (found,) = tasks_in(here / "tasks.jsonl")
+    kinds = {name: values.dtype for name, values in found.items()}
+    assert kinds["support"] == kinds["query"] == torch.float32
+    assert kinds["support_labels"] == kinds["query_labels"] == torch.int64
+    (here / "plain.jsonl").write_text('{"x": [1, 2], "y": [0.5], "z": [true]}\n')
+    tasks = tasks_in(here / "plain.jsonl", few_shot=False)
+    tasks.dtype = torch.float64
+    (found,) = tasks
+    assert [found[name].dtype for name in "xyz"] == [torch.int64, torch.float64, torch.bool]
+
+
+def test_half_written_tasks_are_waited_for(here, monkeypatch):
+    folder, whole = here / "tasks", here / "whole"
+    write(folder, 0)
+    write(whole, 1)
+    content, newest = (whole / "0001.npz").read_bytes(), folder / "0001.npz"
+    actions = [lambda: newest.write_bytes(content[:100]), lambda: None, lambda: newest.write_bytes(content)]
+    Producer(monkeypatch, *actions)
+    _, second = islice(tasks_in(folder, timeout=None), 2)
+    assert torch.equal(second["query"], torch.tensor(task(1)["query"]).float())
+    lines = here / "tasks.jsonl"
+    lines.write_text(line(0) + line(1)[:50])
+    texts = [line(0) + line(1)[:-1], line(0) + line(1)]
+    Producer(monkeypatch, *(lambda text=text: lines.write_text(text) for text in texts))
+    assert torch.equal(list(islice(tasks_in(lines, timeout=None), 2))[1]["query"], second["query"])
+
+
+def test_file_that_grows_is_waited_for_even_if_later_ones_are_there(here):
+    whole = npz(here / "1.npz", 1)
+    npz(here / "2.npz", 2)
+    folder = TaskFolder(here)
+    for size in (100, 150, 200):
+        (here / "1.npz").write_bytes(whole[:size])
+        assert folder.take() is None
+    (here / "1.npz").write_bytes(whole)
+    assert [folder.take()[1]["x"][0] for _ in range(2)] == [1.0, 2.0]
+    assert (folder.position, folder.take()) == ("2.npz", None)
+    (here / "3.npz").write_bytes(whole[:100])
+    assert folder.take() is None
+    assert folder.take() is None  # the newest file may still grow
+    npz(here / "4.npz", 4)
+    with pytest.raises(DamagedTaskError, match=r"3\.npz cannot be read"):
+        folder.take()
+    (here / "3.npz").unlink()
+    assert folder.take() is None  # it was removed
+    assert folder.take()[1]["x"][0] == 4.0
+    assert TaskFolder(here, "2.npz").take()[0] == str(here / "4.npz")
+    assert TaskFolder(here).take()[0] == str(here / "1.npz")
+
+
+def test_only_a_new_file_with_an_earlier_name_is_refused(here):
+    for n in (1, 3):
+        npz(here / f"{n}.npz", n)
+    folder = TaskFolder(here, "1.npz")
+    assert folder.take()[1]["x"][0] == 3.0
+    assert folder.take() is None
+    npz(here / "1.npz", 7)  # written again after it was read
+    assert folder.take() is None
+    npz(here / "2.npz", 2)
+    with pytest.raises(DamagedTaskError, match=r"2\.npz must arrive before 3\.npz, which was read, and arrived after"):
+        folder.take()
+
+
+def test_lines_are_read_once_they_end_and_counted_with_empty_ones(here):
+    file = here / "tasks.jsonl"
+    file.write_bytes(b'{"x": [1]}\n\n  \n{"x": [2]}\n{"x": [3]')
+    lines = TaskLines(file)
+    assert lines.take()[0] == f"{file}, line 1"
+    where, arrays = lines.take()
+    assert (where, arrays["x"].tolist()) == (f"{file}, line 4", [2])
+    assert lines.take() is None
+    assert lines.position == {"bytes": 26, "line": 4}
+    again = TaskLines(file, lines.position)
+    file.write_bytes(file.read_bytes() + b"}\n")
+    for one in (lines, again):
+        assert one.take()[1]["x"].tolist() == [3]
+    file.write_bytes(b'{"x": [1]}\n')
+    with pytest.raises(DamagedTaskError, match=r"must only grow, got fewer than the 37 bytes already read"):
+        lines.take()
+
+
+class Pipe:
+    """Replaces standard input by these chunks, one per read."""
+
+    def __init__(self, monkeypatch, *chunks):
+        self.chunks = list(chunks)
+        monkeypatch.setattr(arriving.sys, "stdin", self)
+        monkeypatch.setattr(arriving.select, "select", lambda *asked: ([self] if self.chunks else [], [], []))
+        monkeypatch.setattr(arriving.os, "read", lambda number, size: self.chunks.pop(0))
+
+    def fileno(self):
+        return 0
+
+
+def test_standard_input_is_read_line_by_line_in_any_chunks(monkeypatch):
+    Pipe(monkeypatch, b'{"x": [1]}\n{"x"', b": [2]}", b'\n\n{"x": [3]}\n', b"")
+    lines = StandardInput()
+    lines.put_back(lines.take())
+    found = [lines.take() for _ in range(3)]
+    assert [(where, arrays["x"].tolist()) for where, arrays in found] == [
+        ("standard input, line 1", [1]),
+        ("standard input, line 2", [2]),
+        ("standard input, line 4", [3]),
+    ]
+    assert not lines.ended
+    assert lines.take() is None
+    assert lines.ended
+    assert FollowStream("-").train.so_far() is None
+
+
+DAMAGED = {
+    "names": ({"query": None}, "must have support, support_labels, query and query_labels, and has no query"),
+    "more names": ({"x": [1]}, "must have the arrays support, support_labels, query, query_labels"),
+    "shape": ({"query": [[1.0, 2.0]] * 4}, "'query' must be float32 [4, 3] as in the first task"),
+    "number of labels": ({"query_labels": [0]}, "for each of the query examples [4, 3], got int64"),
+    "missing class": ({"support_labels": [0, 0, 2, 2]}, "labels must be the classes 0, 1, …"),
+    "classes from 1": ({"support_labels": [1, 1, 2, 2], "query_labels": [1, 1, 2, 2]}, "labels must be the classes"),
+    "unknown class": ({"query_labels": [0, 0, 1, 2]}, "labels must be the classes 0, 1, …"),
+    "one class": ({"support_labels": [0, 0, 0, 0]}, "labels must be the classes 0, 1, …"),
+    "fractions": ({"support_labels": [0.0, 0.0, 1.0, 1.0]}, "'support_labels' must be one integer for each of the"),
+    "not finite": ({"query": [[float("nan")] * 3] * 4}, "'query' must be finite"),
+    "text": ({"query": "five"}, "'query' must be numbers, got <U4"),
+    "ragged": ({"query": [[1.0], [1.0, 2.0]]}, "'query' must be an array, and its lists have different lengths"),
+    "nothing": (dict.fromkeys(task(0)), "must hold arrays, and has none"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_task_is_named_with_its_rule(here, kind):
+    changes, rule = DAMAGED[kind]
+    one = {name: value for name, value in (json.loads(line(1)) | changes).items() if value is not None}
+    (here / "tasks.jsonl").write_text(line(0) + json.dumps(one) + "\n")
+    (here / "tasks").mkdir()
+    (here / "tasks" / "0.json").write_text(line(0))
+    (here / "tasks" / "1.json").write_text(json.dumps(one))
+    for path, where in ((here / "tasks.jsonl", "tasks.jsonl, line 2"), (here / "tasks", "tasks/1.json")):
+        with pytest.raises(DamagedTaskError) as damage:
+            list(tasks_in(path))
+        assert str(damage.value).startswith(f"{here / where}: ")
+        assert rule in str(damage.value)
+
+
+def test_task_that_cannot_become_complete_is_damaged(here):
+    write(here / "tasks", 0, 2)
+    (here / "tasks" / "0001.npz").write_bytes(b"nonsense")
+    with pytest.raises(DamagedTaskError, match=r"0001\.npz cannot be read as an npz file"):
+        list(tasks_in(here / "tasks", timeout=None))  # a later one is there
+    (here / "tasks" / "0002.npz").unlink()
+    with pytest.raises(DamagedTaskError, match=r"0001\.npz cannot be read as an npz file"):
+        list(tasks_in(here / "tasks"))  # after the timeout
+    (here / "tasks.jsonl").write_text(line(0) + "nonsense\n")
+    with pytest.raises(DamagedTaskError, match=r"tasks.jsonl, line 2: cannot be read as JSON"):
+        list(tasks_in(here / "tasks.jsonl"))
+
+
+def test_wait_ends_after_the_timeout(here, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(arriving.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(TaskLines, "wait", lambda self, seconds: clock.__setitem__(0, clock[0] + 1.0))
+    (here / "tasks.jsonl").write_text(line(0))
+    tasks = tasks_in(here / "tasks.jsonl", timeout=5.0)
+    assert len(list(tasks)) == 1
+    assert clock == [5.0]
+    assert next(tasks.so_far())["query"].shape == (4, 3)  # without waiting
+    assert clock == [5.0]
+
+
+def test_iterator_continues_from_its_state(here):
+    write(here / "tasks", *range(3))
+    (here / "tasks.jsonl").write_text("".join(map(line, range(3))))
+    for path in (here / "tasks", here / "tasks.jsonl"):
+        whole = list(tasks_in(path))
+        iterator = iter(tasks_in(path))
+        next(iterator)
+        state = iterator.state_dict()
+        next(iterator)
+        other = iter(tasks_in(path))
+        other.load_state_dict(state)
+        rest = list(other)
+        assert len(rest) == 2
+        assert all(torch.equal(a["query"], b["query"]) for a, b in zip(rest, whole[1:], strict=True))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_form_of_the_first_task_is_known_after_a_resume(moved, here):
+    wide = {name: np.ones((4, 5)) for name in ("support", "query")}
+    (here / "one.jsonl").write_text(line(0) * 2)
+    first = iter(tasks_in(here / "one.jsonl"))
+    list(islice(first, 2))
+    again = here / ("two.jsonl" if moved else "one.jsonl")
+    again.write_text(line(0) * 2 + line(0, **wide))
+    resumed = iter(tasks_in(again))
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    with pytest.raises(DamagedTaskError, match=r"line 3: 'support' must be float32 \[4, 3\] as in the first task, got"):
+        next(resumed)
+    (here / "three.jsonl").write_text(line(0))
+    with pytest.raises(ValueError, match=r"must have the 2 tasks of the finished rounds, and .*three.jsonl has not"):
+        iter(tasks_in(here / "three.jsonl")).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(("path", "skipped"), [("-", 0), ("other.jsonl", 3)])
+def test_finished_tasks_are_skipped_in_another_file_and_not_in_a_pipe(path, skipped):
+    taken = []
+
+    def take():
+        taken.append(path)
+        return "a task"
+
+    tasks = SimpleNamespace(path=path, arrivals=lambda position=None: SimpleNamespace(take=take))
+    state = {"path": "tasks.jsonl", "position": None, "count": 3, "form": {}}
+    ArrivingTaskIterator(tasks, None).load_state_dict(state)
+    assert len(taken) == skipped
+
+
+def test_run_that_is_stopped_and_killed_repeatedly_equals_the_undisturbed_one(here, undisturbed, monkeypatch, capsys):
+    """Two signals while it waits, a crash in a round, a timeout, a folder that has moved."""
+    write(here / "tasks", *range(2))
+    Producer(monkeypatch, lambda: None, lambda: signal.raise_signal(signal.SIGTERM))
+    assert cli.main([*FLAGS, "--data.path", "tasks", "--rounds", "10"]) == 143
+    assert "stopped by SIGTERM after round 2; continue with" in capsys.readouterr().err
+    run = only_run("runs")
+    write(here / "tasks", 2, 3)
+    Producer(monkeypatch, lambda: signal.raise_signal(signal.SIGINT))
+    assert cli.main(["resume", str(run)]) == 130
+    write(here / "tasks", 4, 5)
+
+    def crash(*arguments):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs.RoundProgress, "on_train_batch_end", crash)
+        with pytest.raises(Killed):
+            cli.main(["resume", str(run)])
+    assert cli.main(["resume", str(run), "--data.timeout", "0.01"]) == 0
+    assert json.loads((run / "summary.json").read_text())["rounds"] == 6
+    write(here / "tasks", 6, 7, 8)
+    (here / "tasks").rename(here / "moved")
+    assert cli.main(["resume", str(run), "--data.path", "moved", "--rounds", "9"]) == 0
+    write(here / "moved", 9)
+    assert cli.main(["resume", str(run), "--rounds", "10"]) == 0
+    assert (run / "metrics.csv").read_bytes() == undisturbed
+
+
+def test_other_finished_tasks_are_refused(here, capsys):
+    write(here / "tasks", *range(4))
+    assert cli.main([*FLAGS, "--data.path", "tasks", "--rounds", "4"]) == 0
+    run = only_run("runs")
+    write(here / "other", 0, 1, 9, 3, 4)
+    assert cli.main(["resume", str(run), "--data.path", "other", "--rounds", "5"]) == 2
+    assert "task 3, in round 3" in capsys.readouterr().err
+    write(here / "short", 0, 1)
+    assert cli.main(["resume", str(run), "--data.path", "short", "--rounds", "5"]) == 2
+    assert "data must have the 4 rounds of" in capsys.readouterr().err
+
+
+def test_run_that_a_damaged_task_stopped_continues_when_it_is_fixed(here, undisturbed, capsys):
+    write(here / "tasks", *range(10))
+    whole = (here / "tasks" / "0005.npz").read_bytes()
+    np.savez(here / "tasks" / "0005.npz", **{**task(5), "query": np.full((4, 3), np.nan)})
+    assert cli.main([*FLAGS, "--data.path", "tasks", "--rounds", "10"]) == 2
+    error = capsys.readouterr().err
+    assert "tasks/0005.npz: 'query' must be finite, and has NaN or infinity; when it is fixed, continue with" in error
+    assert error.count("\n") == 1
+    (here / "tasks" / "0005.npz").write_bytes(whole)
+    assert cli.main(["resume", str(only_run("runs"))]) == 0
+    assert only_run("runs").joinpath("metrics.csv").read_bytes() == undisturbed
+
+
+@contextmanager
+def piped(monkeypatch, text):
+    out, into = os.pipe()
+    os.write(into, text.encode())
+    os.close(into)
+    with os.fdopen(out) as file, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdin", file)
+        yield
+
+
+def test_run_on_standard_input_ends_with_it_and_continues_with_what_comes_next(here, undisturbed, monkeypatch):
+    with piped(monkeypatch, "".join(map(line, range(6))) + line(6)[:20]):  # the last line is incomplete
+        assert cli.main([*FLAGS, "--data.path", "-", "--rounds", "10"]) == 0
+    run = only_run("runs")
+    assert json.loads((run / "summary.json").read_text())["rounds"] == 6
+    with piped(monkeypatch, "".join(map(line, range(6, 12)))):
+        assert cli.main(["resume", str(run)]) == 0
+    assert (run / "metrics.csv").read_bytes() == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["nowhere", "--problem", "few_shot"],
+            "a folder, a file of JSON lines, or -, and exist, got 'nowhere'",
+        ),
+        (
+            ["one.npz", "--problem", "few_shot"],
+            "a folder, a file of JSON lines, or -, and exist, got 'one.npz'",
+        ),
+        (["empty"], "problem must be given for data follow: few_shot, or file.py:Class, got none"),
+        (["empty", "--problem", "few_shot", "--data.timeout", "0"], "data.timeout must be a positive finite"),
+        (["empty", "--problem", "few_shot", "--data.timeout", "0.01"], "and none has arrived in empty"),
+    ],
+)
+def test_places_that_cannot_be_followed_are_refused(here, flags, message, capsys):
+    (here / "empty").mkdir()
+    np.savez("one.npz", x=np.zeros(3))
+    assert cli.main(["fit", "--data", "follow", "--rounds", "3", "--data.path", *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+OWN = """
+import torch
+from obbo_lightning import Problem
+
+class Ridge(Problem):
+    def initial_outer(self, seed):
+        return torch.full((1, 1), 0.1, dtype=torch.float64)
+
+    def initial_inner(self, outer, task):
+        return torch.zeros(1, task["x"].shape[1], dtype=outer.dtype)
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        return (inner @ task["x"].T - task["y"]).square().mean(-1) + outer[:, 0] * inner.square().sum(-1)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        return (inner @ task["x"].T - task["y"]).square().mean(-1)
+"""
+
+
+def test_own_problem_is_run_in_its_precision(here, capsys):
+    (here / "mine.py").write_text(OWN)
+    rng = np.random.default_rng(0)
+    tasks = [{"x": rng.normal(size=(5, 2)).tolist(), "y": rng.normal(size=5).tolist()} for _ in range(3)]
+    (here / "tasks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in tasks))
+    flags = ["--data.path", "tasks.jsonl", "--problem", "mine.py:Ridge", "--algorithm.inner.start", "previous"]
+    assert cli.main(["fit", "--data", "follow", *flags, "--rounds", "3", "--trainer.accelerator", "cpu"]) == 0
+    assert json.loads(only_run("runs").joinpath("summary.json").read_text())["metric"] == "loss"
+    assert "lower is better" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_processes_that_are_stopped_while_tasks_arrive_equal_the_undisturbed_run(here):
+    """Five real processes, three of them killed."""
+    rng, tasks, followed = random.Random(0), here / "tasks", here / "followed"
+    write(tasks, 0)
+    command = [*FLAGS, "--data.path", str(tasks), "--rounds", "60", "--output", str(followed)]
+    for i, signum in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)):
+        process = Forked(here, *command)
+        write(tasks, *range(10 * i + 1, 10 * i + 11))
+        enough, patience = 10 * i + rng.randint(2, 9), 6000
+        while sum(path.read_text().count("\n") - 1 for path in followed.glob("*/*/metrics.csv")) < enough:
+            patience -= 1
+            assert process.poll() is None, process.said()
+            assert patience, "no row was written for a minute"
+            time.sleep(0.01)
+        process.send_signal(signum)
+        assert process.wait() == (-9 if signum == signal.SIGKILL else 128 + signum), process.said()
+        command = ["resume", str(only_run(followed))]
+    write(tasks, *range(51, 60))
+    assert cli.main(command) == 0
+    assert cli.main([*FLAGS, "--data.path", str(tasks), "--rounds", "60", "--output", str(here / "whole")]) == 0
+    whole, stopped = (only_run(folder) for folder in (here / "whole", followed))
+    for name in ("metrics.csv", "fingerprints.csv"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
