@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
+from small_runs import config_of
 
-from obbo_lightning.config.parse import parse_arguments
 from obbo_lightning.runs.summary import (
     print_summary,
     run_title,
@@ -161,13 +161,13 @@ def test_the_closing_table_has_validation_scores_and_the_regret_in_the_norm_of_t
         (["--config", "market"], [f"resume {RUN} --rounds N"]),
         (["--config", "quadratic"], [f"resume {RUN} --rounds N"]),
         (
-            ["--config", "forgetting", "--data.csv", "rows.csv"],
+            ["--config", "forgetting", "--data.csv", "rows.csv", "--data.target", "y"],
             [f"predict {RUN} --query FILE.csv", f"resume {RUN} --rounds N"],
         ),
     ],
 )
 def test_the_next_commands_are_those_of_the_problem(flags, commands):
-    _, lines = print_rows(parse_arguments(flags)[0], run=RUN)
+    _, lines = print_rows(config_of(*flags), run=RUN)
     assert [line for line in lines if line.startswith("next")] == [
         f"next   python -m obbo_lightning {command}" for command in commands
     ]

@@ -319,7 +319,9 @@ def test_a_checkpoint_needs_nothing_else_to_be_loaded(make_trainer, tmp_path):
     trainer, module = make_trainer(), make_module(regret_window=3, on_nonfinite="skip", seed=5, several_tasks="loop")
     trainer.fit(module, make_data())
     trainer.save_checkpoint(tmp_path / "x.ckpt")
-    again = OnlineBilevelModule.load_from_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=r"load_from_checkpoint\(…, trust=True\)"):
+        OnlineBilevelModule.load_from_checkpoint(tmp_path / "x.ckpt")  # which names a class of this test
+    again = OnlineBilevelModule.load_from_checkpoint(tmp_path / "x.ckpt", trust=True)
     assert torch.equal(again.outer, module.outer)
     assert again.outer.dtype == F64
     assert isinstance(again.problem, WarmStarted)

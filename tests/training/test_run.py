@@ -22,7 +22,6 @@ from toy import SIX, Nonlinear, toy_point
 
 from obbo_lightning import ExactCheckpoints, OnlineBilevelModule, Stream, Tasks, cli, online
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
-from obbo_lightning.config.registry import component_names
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.runs.checkpoints import list_checkpoints
@@ -101,7 +100,7 @@ def run_plain_loop(config, rounds):
 # What a run computes.
 
 
-@pytest.mark.parametrize("algorithm", component_names("algorithm"))
+@pytest.mark.parametrize("algorithm", SIX)
 def test_fit_equals_the_plain_loop_bit_for_bit(tiny, algorithm, no_figures):
     flags = [*tiny, "--algorithm", algorithm, "--rounds", "12", "--trainer.precision", "64-true"]
     run = run_fit(*flags)
@@ -739,12 +738,15 @@ def test_flags_are_for_all_groups_or_for_one(flags, rates, geometries, columns, 
         ([*GROUPS, "--algorithm.groups.decay.window", "3"], "algorithm.groups.decay must be of lr, scale, geometry,"),
         ([*GROUPS, "--algorithm.groups.decay.geometry", "round"], "algorithm.groups.decay.geometry must be one of"),
         ([*GROUPS, "--algorithm.groups.decay.lr", "-1"], "algorithm.groups.decay.lr must be a positive finite number"),
-        ([*GROUPS, "--algorithm.geometry", "burg"], "algorithm.groups.smoothing.geometry Burg() with"),
+        (["--config", "sources", "--algorithm.geometry", "burg"], "algorithm.groups.sources.geometry Burg() with"),
         ([*GROUPS, "--algorithm.lr", "fast"], "algorithm.lr"),
         ([*GROUPS, "--algorithm.scale", "0"], "algorithm.scale must be a positive finite number, got 0"),
         ([*GROUPS, "--algorithm.geometry.decay", "0.5"], "algorithm.geometry.decay"),
         ([*QUADRATIC, "--algorithm.groups.decay.lr", "1"], "algorithm.groups must be none for a problem"),
-        (["--config", "forgetting", "--problem.past", "5"], "unknown key 'problem.past' (value 5)"),
+        (
+            ["--config", "forgetting", "--problem.past", "5"],
+            "problem.past cannot be set, got 5: it follows from the tasks",
+        ),
         (["--config", "forgetting", "--problem.ridge", "-1"], "problem.ridge must be a positive finite number, got -1"),
     ],
 )
