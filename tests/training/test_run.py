@@ -36,34 +36,7 @@ from obbo_lightning.training.signals import Stopped
 # A network of three filters is far from convex.
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 
-TINY = """
-experiment: tiny
-rounds: 10
-on_nonfinite: raise
-algorithm: {lr: 0.01, window: 3, inner: {steps: 2, lr: 0.05}, hypergradient: {steps: 2}}
-data: {ways: 3, shots: 2, queries: 2, image_size: 16}
-problem: {network: {filters: 3}}
-evaluation: {every: 5, tasks: 2}
-checkpoint: {every: 4}
-trainer: {accelerator: cpu}
-per_algorithm:
-  sobbo:
-    inner: {batch_size: 4}
-    hypergradient: {name: stochastic_neumann, max_terms: 3, smoothness: 20.0, batch_size: 4}
-  sobow:
-    discount: 0.9
-    inner: {start: previous}
-    hypergradient: {name: conjugate_gradient, steps: 2, warm_start: true}
-"""
 QUADRATIC = ["--config", "quadratic", "--trainer.accelerator", "cpu"]
-
-
-@pytest.fixture
-def tiny(tmp_path, monkeypatch):
-    """Flags of a small few-shot run."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    return ["--config", "tiny.yaml"]
 
 
 @pytest.fixture
@@ -101,8 +74,8 @@ def run_plain_loop(config, rounds):
 
 
 @pytest.mark.parametrize("algorithm", SIX)
-def test_fit_equals_the_plain_loop_bit_for_bit(tiny, algorithm, no_figures):
-    flags = [*tiny, "--algorithm", algorithm, "--rounds", "12", "--trainer.precision", "64-true"]
+def test_fit_equals_the_plain_loop_bit_for_bit(few_shot, algorithm, no_figures):
+    flags = [*few_shot, "--algorithm", algorithm, "--rounds", "12", "--trainer.precision", "64-true"]
     run = run_fit(*flags)
     rows = read_table(run.metrics)
     for row, finished in zip(rows, run_plain_loop(config_of(*flags), 12), strict=True):
@@ -190,11 +163,11 @@ def test_a_run_is_its_definition_written_out_in_numpy(name, here, monkeypatch, n
     assert not summary["higher_is_better"]
 
 
-def test_the_seed_decides_tasks_start_and_samples(tiny, monkeypatch, no_figures):
-    runs = [run_fit(*tiny, "--rounds", 3, "--seed", seed, name=f"run{i}") for i, seed in enumerate((0, 3, 3))]
+def test_the_seed_decides_tasks_start_and_samples(few_shot, monkeypatch, no_figures):
+    runs = [run_fit(*few_shot, "--rounds", 3, "--seed", seed, name=f"run{i}") for i, seed in enumerate((0, 3, 3))]
     first, second, third = (run.metrics.read_bytes() for run in runs)
     assert second == third != first
-    starts = [build(config_of(*tiny, "--seed", seed)).module for seed in (0, 3)]
+    starts = [build(config_of(*few_shot, "--seed", seed)).module for seed in (0, 3)]
     for seed, module in zip((0, 3), starts, strict=True):
         assert torch.equal(module.outer.detach(), module.problem.initial_outer(seed))
     assert not torch.equal(starts[0].outer, starts[1].outer)
@@ -225,8 +198,8 @@ class Record(L.Callback):
         self.steps.append(trainer.global_step)
 
 
-def test_the_global_step_is_the_round_and_scores_are_prequential(tiny, no_figures):
-    record, flags = Record(), [*tiny, "--data.queries", "10"]
+def test_the_global_step_is_the_round_and_scores_are_prequential(few_shot, no_figures):
+    record, flags = Record(), [*few_shot, "--data.queries", "10"]
     run = run_fit(*flags, callbacks=[record])
     assert record.steps == list(range(1, 11))
     config, rows = config_of(*flags), read_table(run.metrics)
@@ -241,15 +214,15 @@ def test_the_global_step_is_the_round_and_scores_are_prequential(tiny, no_figure
     assert len({row["accuracy"] for row in rows}) > 1
 
 
-def test_evaluations_never_change_training(tiny, no_figures):
-    often, never = (run_fit(*tiny, "--evaluation.every", every, name=f"every{every}") for every in (1, 1000))
+def test_evaluations_never_change_training(few_shot, no_figures):
+    often, never = (run_fit(*few_shot, "--evaluation.every", every, name=f"every{every}") for every in (1, 1000))
     assert torch.equal(*(final_state(run)["state_dict"]["outer"] for run in (often, never)))
     for row, other in zip(read_table(often.metrics), read_table(never.metrics), strict=True):
         assert {k: v for k, v in row.items() if "test" not in k} == {k: v for k, v in other.items() if "test" not in k}
 
 
-def test_a_run_directory_holds_what_the_readme_lists(tiny, capsys):
-    assert cli.main(["fit", *tiny]) == 0
+def test_a_run_directory_holds_what_the_readme_lists(few_shot, capsys):
+    assert cli.main(["fit", *few_shot]) == 0
     run = only_run()
     files = {"config.yaml", "metrics.csv", "timings.csv", "fingerprints.csv", "status.json", "provenance.json", ".lock"}
     names = {path.name for path in run.path.iterdir()}
@@ -271,14 +244,14 @@ def test_a_run_directory_holds_what_the_readme_lists(tiny, capsys):
     assert str(run.figures / "regret.png") in printed.replace("\n", "")
 
 
-def test_memory_stays_constant(tiny, no_figures):
+def test_memory_stays_constant(few_shot, no_figures):
     def resident_kib():
         (line,) = [s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("VmRSS")]
         return int(line.split()[1])
 
     seen, callback = [], L.Callback()
     callback.on_train_batch_end = lambda *arguments: seen.append(resident_kib())
-    run_fit(*tiny, "--rounds", 300, "--evaluation.every", 100, "--checkpoint.every", 50, callbacks=[callback])
+    run_fit(*few_shot, "--rounds", 300, "--evaluation.every", 100, "--checkpoint.every", 50, callbacks=[callback])
     assert max(seen[50:]) <= 1.03 * seen[49]
 
 
@@ -294,15 +267,15 @@ def test_a_run_leaves_neither_its_data_nor_its_signal_handlers_behind(here, no_f
     assert alive() <= others
 
 
-def test_a_run_that_diverges_ends_with_a_summary(tiny, no_figures):
-    run = run_fit(*tiny, "--on_nonfinite", "skip", "--algorithm.inner.lr", "1e8")
+def test_a_run_that_diverges_ends_with_a_summary(few_shot, no_figures):
+    run = run_fit(*few_shot, "--on_nonfinite", "skip", "--algorithm.inner.lr", "1e8")
     assert read_summary(run)["rounds"] == 10
     assert "NaN" not in run.summary.read_text()
 
 
-def test_a_learned_proximity_changes(tiny, no_figures):
-    outer = final_state(run_fit(*tiny, "--problem.learn_proximity", "true"))["state_dict"]["outer"]
-    assert outer.shape[1] == build(config_of(*tiny)).module.outer.shape[1] + 1
+def test_a_learned_proximity_changes(few_shot, no_figures):
+    outer = final_state(run_fit(*few_shot, "--problem.learn_proximity", "true"))["state_dict"]["outer"]
+    assert outer.shape[1] == build(config_of(*few_shot)).module.outer.shape[1] + 1
     assert float(outer[0, -1].exp()) != pytest.approx(0.5)
 
 
@@ -431,34 +404,6 @@ def test_a_run_that_lightning_ends_early_has_its_summary_and_its_last_evaluation
     assert (run.checkpoints / f"round-{rounds:08d}.ckpt").is_file()
 
 
-def raise_in_round(rounds, monkeypatch, signum=signal.SIGTERM):
-    """Let a signal arrive while this round is run."""
-    training_step = OnlineBilevelModule.training_step
-
-    def step(self, *arguments):
-        outputs = training_step(self, *arguments)
-        if self.trainer.global_step == rounds:
-            signal.raise_signal(signum)
-        return outputs
-
-    monkeypatch.setattr(OnlineBilevelModule, "training_step", step)
-
-
-def test_a_validation_without_tasks_delays_neither_checkpoints_nor_signals(here, monkeypatch):
-    (here / "mine.py").write_text(
-        "from obbo_lightning.streams.quadratic import QuadraticStream\n"
-        "class Mine(QuadraticStream):\n"
-        "    def __init__(self, seed: int = 0):\n"
-        "        super().__init__(seed=seed)\n"
-        "        self.validation = ()\n"
-    )
-    raise_in_round(12, monkeypatch)
-    own = ["--data", "mine.py:Mine", "--trainer.val_check_interval", "1", "--checkpoint.every", "5"]
-    assert cli.main(["fit", *LONG, *own]) == 143
-    names = [path.name for path in list_checkpoints(only_run().checkpoints)]
-    assert names == ["round-00000010.ckpt", "round-00000012.ckpt"]
-
-
 def test_lanes_of_a_run_that_ended_early_have_their_last_regret(here, no_figures):
     small = ["--data.subset", "40", "--data.subsets", "60", "--data.horizon", "5", "--rounds", "60"]
     run = run_fit("--config", "market", *small, "--trainer.max_steps", "20")
@@ -495,8 +440,8 @@ def test_a_run_is_built_with_every_key_of_its_configuration(monkeypatch):
     assert len(build(config_of(*QUADRATIC, "--evaluation.tasks", 600)).data.test) == 600
 
 
-def test_the_module_returns_its_network(tiny):
-    module, data, *_ = build(config_of(*tiny))
+def test_the_module_returns_its_network(few_shot):
+    module, data, *_ = build(config_of(*few_shot))
     assert module.network()(data.test[0]["query"]).shape == (6, 3)
 
 
@@ -540,19 +485,9 @@ def test_lightning_validates_where_asked_to_and_evaluating_a_run_uses_all_tasks(
     if "--trainer.val_check_interval" in flags:
         assert (trainer.val_check_interval, evaluating.val_check_interval) == (3, 1.0)
     assert (trainer.max_epochs, trainer.num_sanity_val_steps, trainer.log_every_n_steps) == (1, 0, 1)
-    assert trainer.checkpoint_callback is None
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"), [("use_distributed_sampler", "false"), ("inference_mode", "false"), ("max_epochs", "3")]
-)
-def test_what_an_online_run_needs_of_the_trainer_is_set_by_the_run(flag, value):
-    with pytest.raises(ValueError, match=f"trainer.{flag} cannot be set for an online run"):
-        config_of(*QUADRATIC, f"--trainer.{flag}", value)
-    trainer = make_trainer(config_of(*QUADRATIC))
+    assert trainer.checkpoint_callbacks == []
     assert not trainer._accelerator_connector.use_distributed_sampler  # it would halve the stream
     assert not trainer.validate_loop.inference_mode  # adapting needs gradients
-    assert trainer.checkpoint_callbacks == []
 
 
 def test_options_of_the_user_replace_the_usual_ones_and_his_callbacks_come_first(tmp_path):

@@ -146,19 +146,6 @@ def test_every_rows_tables_and_provenance_are_complete_before_their_checkpoint(t
     assert set(marks) == {"metrics.csv", "fingerprints.csv"}  # no two runs have the same timings
 
 
-def test_a_resumed_run_has_the_rows_of_an_undisturbed_one(tmp_path):
-    test = [toy_task(lanes=1, seed=100)]
-    train(make_writer(tmp_path / "whole", test, every=3, rounds=7))
-    train(make_writer(tmp_path / "run", test, every=3, rounds=5))
-    writer = make_writer(tmp_path / "run", test, every=3, rounds=7)
-    train(writer, newest(tmp_path / "run"))
-    for name in ("metrics.csv", "fingerprints.csv"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    rows = read_table(tmp_path / "run" / "metrics.csv")
-    assert [int(row["round"]) for row in rows if row["test_loss"]] == [3, 6, 7]  # that of round 5 was not due
-    assert writer.metrics.history["loss"] == [float(row["loss"]) for row in rows]
-
-
 def test_fingerprints_are_those_of_the_tasks_of_each_round(tmp_path):
     train(make_writer(tmp_path, rounds=3))
     expected = [fingerprint_of(toy_task(lanes=1, seed=t)) for t in range(3)]
@@ -292,8 +279,10 @@ def test_another_exception_is_in_the_status_and_closes_the_tables(tmp_path):
     assert all(table._file is None for table in (writer.timings, *writer.tables))
 
 
-@pytest.mark.parametrize(("saves", "order"), [(2, "V S2 V S4 S5"), (3, "V S3 V S5"), (4, "V V S4 S5")])
-def test_a_checkpoint_waits_for_the_validation_of_its_round(saves, order, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("saves", "tasks", "order"), [(2, 1, "V S2 V S4 S5"), (3, 1, "V S3 V S5"), (4, 1, "V V S4 S5"), (2, 0, "S2 S4 S5")]
+)
+def test_a_checkpoint_waits_for_the_validation_of_its_round(saves, tasks, order, tmp_path, monkeypatch):
     """A callback that monitors the validation must be saved after it."""
     events = []
     monkeypatch.setattr(run_writer, "save_checkpoint", lambda trainer, _: events.append(f"S{trainer.global_step}"))
@@ -303,7 +292,7 @@ def test_a_checkpoint_waits_for_the_validation_of_its_round(saves, order, tmp_pa
     train(
         writer,
         callbacks=[monitor],
-        validation=[toy_task(lanes=1, seed=50)],
+        validation=[toy_task(lanes=1, seed=50)] * tasks,
         limit_val_batches=1.0,
         val_check_interval=2,
     )
