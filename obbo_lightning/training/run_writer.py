@@ -288,8 +288,7 @@ class RunWriter(Checkpoint):
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Close the tables, and restore the signal handlers."""
-        self._signals.restore()
+        """Close the tables."""
         for table in (self.timings, *self.tables):
             table.close()
 

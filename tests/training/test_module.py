@@ -21,7 +21,7 @@ from obbo_lightning.hypergradients import ClosedForm, FixedPoint
 from obbo_lightning.networks import CNN4, MLP
 from obbo_lightning.runs.checkpoints import CheckpointError
 from obbo_lightning.solvers import ExactSolution, GradientDescent
-from obbo_lightning.streams.quadratic import QuadraticTasks
+from obbo_lightning.streams.quadratic import QuadraticStream, QuadraticTasks
 from obbo_lightning.training import module as module_file
 from obbo_lightning.training.evaluation import evaluate
 from obbo_lightning.training.module import _continue_epoch, _plain_columns
@@ -78,6 +78,19 @@ def test_a_plain_trainer_runs_the_plain_loop(make_trainer):
     module = make_module()
     make_trainer().fit(module, make_data())
     assert torch.equal(module.outer.detach(), outer_after(20))
+
+
+def test_a_module_is_made_from_its_data_which_name_the_stream_once(make_trainer):
+    data = StreamDataModule(QuadraticStream(seed=3), rounds=5, tasks_per_round=2)
+    algorithm = OBBO(inner=ExactSolution(), hypergradient=ClosedForm())
+    module = OnlineBilevelModule.from_data(data, algorithm, seed=3, regret_window=4)
+    assert (module.tasks_per_round, module.seed, module.outer_step.regret_window) == (2, 3, 4)
+    make_trainer().fit(module, data)
+    tasks = [[data.train[2 * t], data.train[2 * t + 1]] for t in range(5)]
+    *_, last = online(module.problem, algorithm, tasks, data.stream.start(module.problem, 3), seed=3)
+    assert torch.equal(module.outer.detach(), last.outer)
+    with pytest.raises(ValueError, match="data must serve a Stream, which knows its problem, got tasks only"):
+        OnlineBilevelModule.from_data(make_data(), ALGORITHM)
 
 
 def test_every_round_is_logged_under_its_number_with_all_digits(make_trainer, tmp_path):
