@@ -1,4 +1,4 @@
-"""A CSV file whose rows drift; a model learns how much of the past to remember: python csv_with_drift.py."""
+"""A CSV file whose rows drift; a model learns the weights of past days: python csv_with_drift.py."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import obbo_lightning.cli as obbo
 
-# A sensor whose bias turns slowly at first, then ten times as fast: a row an hour, in the order of time.
+# A sensor whose bias changes slowly at first, then ten times as fast: one row per hour, in the order of time.
 random.seed(0)
 angle, lines = 0.0, ["temperature,load,failed"]
 for hour in range(24 * 120):
@@ -24,5 +24,6 @@ assert obbo.main(["fit", "--config", "forgetting", *data, "--rounds", "100", "--
 
 (run,) = Path("runs/forgetting").iterdir()
 summary = json.loads((run / "summary.json").read_text())
-print(f"learned {summary['stream_loss']:.3f};", {name: round(loss, 3) for name, loss in summary["baselines"].items()})
-assert summary["stream_loss"] < summary["baselines"]["equal weights"]
+baselines = summary["baselines"]
+print(f"learned {summary['prequential_loss']:.3f};", {name: round(loss, 3) for name, loss in baselines.items()})
+assert summary["prequential_loss"] < baselines["equal weights"]

@@ -1,4 +1,4 @@
-"""Labels of five annotators, two of whom guess; a plain torch loop that finds out which: python label_noise.py."""
+"""Labels of five annotators, two of whom guess; a plain torch loop learns their weights: python label_noise.py."""
 
 import torch
 from torch import nn
@@ -11,47 +11,46 @@ ANNOTATORS, CLASSES = 5, 4
 centres = 2 * torch.randn(CLASSES, 8)
 
 
-def draw(count):
-    """Examples and their true labels."""
+def generate(count):
+    """Return examples and their true labels."""
     labels = torch.randint(CLASSES, (count,))
     return centres[labels] + torch.randn(count, 8), labels
 
 
 class Model(nn.Module):
-    """An ordinary network, and how far each annotator is trusted."""
+    """An ordinary network, and a weight for each annotator."""
 
     def __init__(self):
         super().__init__()
         self.network = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, CLASSES))
-        self.hyper = Hyperparameters(trust=OnSimplex(ANNOTATORS))
+        self.hyper = Hyperparameters(annotators=OnSimplex(ANNOTATORS))
 
 
 def training_loss(model, batch, hyper):
-    """What annotators said, each with its weight."""
-    x, said, annotator = batch
-    losses = functional.cross_entropy(model.network(x), said, reduction="none")
-    return ANNOTATORS * (hyper["trust"][annotator] * losses).mean()
+    """Return the loss on the annotators' labels, each with its annotator's weight."""
+    x, labels, annotator = batch
+    losses = functional.cross_entropy(model.network(x), labels, reduction="none")
+    return ANNOTATORS * (hyper["annotators"][annotator] * losses).mean()
 
 
 def validation_loss(model, batch, hyper):
-    """Labels that can be trusted."""
+    """Return the loss on clean validation examples."""
     return functional.cross_entropy(model.network(batch[0]), batch[1])
 
 
 model = Model()
 optimizer = torch.optim.SGD(model.network.parameters(), lr=0.05, momentum=0.9)
 tuner = OnlineTuner(training_loss=training_loss, validation_loss=validation_loss, lr=0.05)
-checked = draw(40)  # labels that can be trusted, few
+clean = generate(40)  # 40 clean validation examples
 for step in range(400):
-    x, truth = draw(50)
+    x, truth = generate(50)
     annotator = torch.arange(50) % ANNOTATORS
-    guessed = torch.randint(CLASSES, (50,))
-    said = torch.where(annotator < 2, guessed, truth)  # annotators 0 and 1 guess
-    batch = (x, said, annotator)
+    guesses = torch.randint(CLASSES, (50,))
+    batch = (x, torch.where(annotator < 2, guesses, truth), annotator)  # annotators 0 and 1 guess
     optimizer.zero_grad()
     training_loss(model, batch, model.hyper).backward()
     optimizer.step()
     if step % 5 == 4:
-        tuner.step(model, batch, checked)  # one hypergradient, one step on the simplex
-print("trust:", [round(value, 3) for value in model.hyper["trust"].tolist()])
-assert model.hyper["trust"][:2].sum() < 0.05
+        tuner.step(model, batch, clean)  # one hypergradient, one step on the simplex
+print("weights:", [round(value, 3) for value in model.hyper["annotators"].tolist()])
+assert model.hyper["annotators"][:2].sum() < 0.05

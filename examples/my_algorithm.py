@@ -1,32 +1,28 @@
-"""Your algorithm: a discounted window of hypergradients, and a proximal step that makes small coordinates zero."""
+"""Your algorithm: a discounted window of hypergradients, and a proximal step that sets small coordinates to zero."""
 
-from functools import partial
+from dataclasses import dataclass, field
 
-from obbo_lightning import Algorithm, BregmanRule
-from obbo_lightning.domains import Domain
-from obbo_lightning.geometry import Euclidean
-from obbo_lightning.hypergradients import FixedPoint, HypergradientWindow
-from obbo_lightning.regularizers import L1
-from obbo_lightning.solvers import GradientDescent, InnerSolver
+from obbo_lightning import BregmanAlgorithm
+from obbo_lightning.geometry import Euclidean, Geometry
+from obbo_lightning.hypergradients import HypergradientWindow
+from obbo_lightning.regularizers import L1, ElasticNet
 
 
-class Sparse(Algorithm):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sparse(BregmanAlgorithm):
     """A discounted window and an L1 step.
 
     Args:
         lr: α, outer step size.
-        window: w, window length.
+        regularizer: h.
         discount: ν, the weight of a hypergradient falls by this factor every round.
-        weight: of the L1 norm.
-        inner: inner solver (K, η).
-        domain: X.
     """
 
-    def __init__(self, lr: float = 1e-2, window: int = 10, discount: float = 0.9, weight: float = 0.01,
-                 inner: InnerSolver | None = None, domain: Domain | None = None):  # fmt: skip
-        super().__init__(
-            inner=inner or GradientDescent(),
-            hypergradient=FixedPoint(),
-            memory=partial(HypergradientWindow, window, discount=discount),
-            optimizer=BregmanRule(lr, Euclidean(), L1(weight), domain),
-        )
+    lr: float = 1e-2
+    geometry: Geometry = field(default=Euclidean(), init=False)  # no setting
+    regularizer: ElasticNet = field(default=L1(0.01))
+    discount: float = 0.9
+
+    def memory(self):
+        """Return the empty window."""
+        return HypergradientWindow(self.window, self.discount)

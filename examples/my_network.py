@@ -1,4 +1,4 @@
-"""Your network, for few-shot tasks: any nn.Module; what the tasks decide of it is filled in by name."""
+"""Your network for few-shot tasks: any nn.Module; arguments that follow from the tasks are filled in by name."""
 
 import torch
 from torch import nn
@@ -8,8 +8,8 @@ class Residual(nn.Module):
     """A convolutional stem and one residual block with group norm and dropout.
 
     Args:
-        ways: number of classes; the tasks decide it.
-        channels: of the images; the tasks decide it.
+        ways: number of classes; follows from the tasks.
+        channels: of the images; follows from the tasks.
         width: of the block.
         dropout: before the last layer, while adapting.
     """

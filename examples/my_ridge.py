@@ -1,4 +1,4 @@
-"""Your problem and your stream: a ridge weight that keeps itself tuned while the regressions drift."""
+"""Your problem and your stream: a ridge weight that is learned online while the regressions drift."""
 
 import torch
 
@@ -8,7 +8,7 @@ from obbo_lightning import Metric, Problem, Stream, Tasks
 class Ridge(Problem):
     """g(λ, β) = mean squared error on 20 observations + λ ‖β‖², f the error on 20 new ones."""
 
-    def inner_loss(self, outer, inner, task, sample=None):  # one number a lane
+    def inner_loss(self, outer, inner, task, sample=None):  # one number per lane
         return (inner @ task["x"].T - task["y"]).square().mean(-1) + outer[:, 0] * inner.square().sum(-1)
 
     def outer_loss(self, outer, inner, task, sample=None):
@@ -20,18 +20,18 @@ class Ridge(Problem):
     def initial_inner(self, outer, task):  # β_1
         return torch.zeros(len(outer), task["x"].shape[1], dtype=outer.dtype)
 
-    def scores(self, outer, inner, task):  # what else is reported: the explained share of the variance
+    def scores(self, outer, inner, task):  # further scores: the explained share of the variance
         return {"explained": 1 - self.outer_loss(outer, inner, task) / task["y_new"].var()}
 
 
 class DriftingRegressions(Stream):
-    """Noisy linear regressions whose coefficients turn slowly.
+    """Noisy linear regressions whose coefficients change slowly and periodically.
 
     Args:
         dim: number of coefficients.
-        noise: deviation of the noise.
-        period: rounds of one turn.
-        seed: of everything.
+        noise: standard deviation of the noise.
+        period: rounds after which the coefficients repeat.
+        seed: of all random numbers.
     """
 
     metric = Metric("explained", higher_is_better=True)
@@ -39,12 +39,12 @@ class DriftingRegressions(Stream):
 
     def __init__(self, dim: int = 8, noise: float = 1.0, period: int = 200, seed: int = 0):
         self.dim, self.noise, self.period, self.seed = dim, noise, period, seed
-        self.train = Tasks(self.draw, length=10_000)
-        self.validation = Tasks(lambda t: self.draw(20_000 + 7 * t), length=50)
-        self.test = Tasks(lambda t: self.draw(30_000 + 7 * t), length=50)
+        self.train = Tasks(self.make_task, length=10_000)
+        self.validation = Tasks(lambda t: self.make_task(20_000 + 7 * t), length=50)
+        self.test = Tasks(lambda t: self.make_task(30_000 + 7 * t), length=50)
 
-    def draw(self, t):
-        """Task t, a function of (seed, t) and of nothing else."""
+    def make_task(self, t):
+        """Return task t, a function of (seed, t) only."""
         generator = torch.Generator().manual_seed(1_000_000 * self.seed + t)
         truth = 0.3 * torch.cos(2 * torch.pi * t / self.period + torch.arange(self.dim))
         task = {}

@@ -7,7 +7,7 @@ from obbo_lightning import Metric, Stream
 
 
 class Readings:
-    """An iterator over a sensor's readings that can say where it is, and go on from there."""
+    """An endless iterator over a sensor's readings that returns its state and continues from it."""
 
     def __init__(self, dim: int, seed: int):
         self.dim, self.generator = dim, torch.Generator().manual_seed(seed)
@@ -33,7 +33,7 @@ class Readings:
 
 
 class Sensor(Stream):
-    """Readings of a sensor that never ends; a run says how many rounds of them it plays.
+    """Readings of a sensor without an end; the run's ``rounds`` limit them.
 
     Args:
         dim: number of channels of the sensor.

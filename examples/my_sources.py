@@ -1,28 +1,28 @@
-"""Your hyperparameters as named blocks: whom to trust, and how much to shrink, while the truth moves."""
+"""Your hyperparameters as parameter groups: weights of sources, of which one at a time is correct, and of a ridge."""
 
 import torch
 
 from obbo_lightning import OnSimplex, ParameterGroups, Positive, Problem, Stream, Tasks
 
 
-class TrustedRidge(Problem):
-    """A ridge regression on several sources: their weights and the ridge are learned, judged on clean observations.
+class WeightedRidge(Problem):
+    """Ridge regression on several sources; f is the error on clean validation examples.
 
     Args:
-        sources: how many there are.
+        sources: number of sources.
     """
 
     def __init__(self, sources: int = 4):
         self.sources = sources
 
     @property
-    def blocks(self):  # λ [lanes, 1 + sources], by name
-        return ParameterGroups(ridge=Positive(0.1, upper=2.0), trust=OnSimplex(self.sources))
+    def groups(self):  # λ [lanes, 1 + sources], by name
+        return ParameterGroups(ridge=Positive(0.1, upper=2.0), sources=OnSimplex(self.sources))
 
     def inner_loss(self, outer, inner, task, sample=None):
-        hyper = self.blocks.split(outer)
+        hyper = self.groups.split(outer)
         errors = (torch.einsum("snd,ld->lsn", task["x"], inner) - task["y"]).square().mean(-1)
-        return (hyper["trust"] * errors).sum(-1) + hyper["ridge"][:, 0] * inner.square().sum(-1)
+        return (hyper["sources"] * errors).sum(-1) + hyper["ridge"][:, 0] * inner.square().sum(-1)
 
     def outer_loss(self, outer, inner, task, sample=None):
         return (inner @ task["x_new"].T - task["y_new"]).square().mean(-1)
@@ -31,30 +31,30 @@ class TrustedRidge(Problem):
         return torch.zeros(len(outer), task["x"].shape[-1], dtype=outer.dtype)
 
 
-class MovingTruth(Stream):
-    """One source tells the truth, the others its opposite; every ``period`` rounds it is another one.
+class ChangingSources(Stream):
+    """The labels of one source are correct, those of the others have the opposite sign; the correct one changes.
 
     Args:
-        sources: how many there are.
-        period: rounds until another one is right.
-        seed: of everything.
+        sources: number of sources.
+        period: rounds until another source is correct.
+        seed: of all random numbers.
     """
 
-    problem_type = TrustedRidge
+    problem_type = WeightedRidge
     derived_arguments = ("sources",)
 
     def __init__(self, sources: int = 4, period: int = 100, seed: int = 0):
         self.sources, self.period, self.seed = sources, period, seed
-        self.train = Tasks(self.draw, length=100_000)
+        self.train = Tasks(self.make_task, length=100_000)
 
     def task_spec(self):
         return {"sources": self.sources}
 
-    def draw(self, t):
-        """Task t, a function of (seed, t) and of nothing else."""
+    def make_task(self, t):
+        """Return task t, a function of (seed, t) only."""
         generator = torch.Generator().manual_seed(1_000_000 * self.seed + t)
         x, x_new = (torch.randn(*shape, 3, generator=generator) for shape in ((self.sources, 20), (20,)))
         truth = torch.tensor([1.0, -1.0, 0.5])
-        says = torch.where(torch.arange(self.sources) == t // self.period % self.sources, 1.0, -1.0)
+        sign = torch.where(torch.arange(self.sources) == t // self.period % self.sources, 1.0, -1.0)
         noise = 0.3 * torch.randn(self.sources, 20, generator=generator)
-        return {"x": x, "y": says.unsqueeze(-1) * (x @ truth) + noise, "x_new": x_new, "y_new": x_new @ truth}
+        return {"x": x, "y": sign.unsqueeze(-1) * (x @ truth) + noise, "x_new": x_new, "y_new": x_new @ truth}

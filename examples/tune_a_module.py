@@ -1,4 +1,4 @@
-"""Your LightningModule, whose weight decay and trust in two sources follow the data: python tune_a_module.py."""
+"""Your LightningModule, whose weight decay and source weights follow the data: python tune_a_module.py."""
 
 import lightning as L
 import torch
@@ -9,18 +9,18 @@ from obbo_lightning import Hyperparameters, OnlineTuner, OnSimplex, Positive
 
 
 class Regression(L.LightningModule):
-    """An ordinary module; what is new are the line with `Hyperparameters` and two losses that take them."""
+    """An ordinary module; new are the line with `Hyperparameters` and two losses that take them."""
 
     def __init__(self):
         super().__init__()
         self.network = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 1))
-        self.hyper = Hyperparameters(decay=Positive(1e-3, upper=1.0), trust=OnSimplex(2))
+        self.hyper = Hyperparameters(decay=Positive(1e-3, upper=1.0), sources=OnSimplex(2))
 
     def training_loss(self, batch, hyper):
         x, y, source = batch
         errors = (self.network(x).squeeze(-1) - y).square()
         shrink = sum(p.square().sum() for p in self.network.parameters())
-        return (hyper["trust"][source] * errors).mean() + hyper["decay"] * shrink
+        return (hyper["sources"][source] * errors).mean() + hyper["decay"] * shrink
 
     def validation_loss(self, batch, hyper):
         x, y = batch
@@ -35,23 +35,23 @@ class Regression(L.LightningModule):
 
 torch.manual_seed(0)
 x, source = torch.randn(6400, 5), torch.arange(6400) % 2
-wrong = torch.where(torch.arange(6400) < 3200, 0, 1)  # the source that lies; in the second half it is the other one
+wrong = torch.where(torch.arange(6400) < 3200, 0, 1)  # source 0 is wrong in the first half, source 1 in the second
 y = x.sum(-1).where(source != wrong, -x.sum(-1))
-x_checked = torch.randn(64, 5)  # a few that somebody has checked
-checked = DataLoader(TensorDataset(x_checked, x_checked.sum(-1)), batch_size=32, shuffle=True)
+x_clean = torch.randn(64, 5)  # 64 clean validation examples
+clean = DataLoader(TensorDataset(x_clean, x_clean.sum(-1)), batch_size=32, shuffle=True)
 
 
-class Watch(L.Callback):
-    """Prints now and then whom the model trusts."""
+class PrintHyperparameters(L.Callback):
+    """Prints the hyperparameters every 50 batches."""
 
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         if index % 50 == 49:
-            trust = ", ".join(f"{value:.2f}" for value in module.hyper["trust"].tolist())
-            print(f"batch {index + 1}: trust {trust}, decay {module.hyper['decay']:.1e}")
+            weights = ", ".join(f"{value:.2f}" for value in module.hyper["sources"].tolist())
+            print(f"batch {index + 1}: sources {weights}, decay {module.hyper['decay']:.1e}")
 
 
 module = Regression()
-tuner = OnlineTuner(checked, every=2)
-trainer = L.Trainer(max_epochs=1, callbacks=[tuner, Watch()], logger=False, enable_checkpointing=False)
+tuner = OnlineTuner(clean, every=2)
+trainer = L.Trainer(max_epochs=1, callbacks=[tuner, PrintHyperparameters()], logger=False, enable_checkpointing=False)
 trainer.fit(module, DataLoader(TensorDataset(x, y, source), batch_size=32))
-assert module.hyper["trust"][0] > 0.7, "the second source lies now, and the tuner has noticed"
+assert module.hyper["sources"][0] > 0.7, "source 1 is wrong at the end, so source 0 must have the larger weight"

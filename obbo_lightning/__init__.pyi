@@ -23,8 +23,8 @@ from .core.problem import Problem as Problem, Task as Task
 from .core.round import Round as Round, online as online, run_round as run_round
 from .inference.model import load_model as load_model
 from .inference.predictions import predict_rows as predict_rows
+from .networks.flat import Weights as Weights
 from .networks.hyperparameters import Hyperparameters as Hyperparameters
-from .networks.weights import Weights as Weights
 from .plots import plot_comparison as plot_comparison, plot_run as plot_run, plot_weights as plot_weights
 from .problems.few_shot import FewShot as FewShot
 from .problems.forgetting import Forgetting as Forgetting

@@ -10,7 +10,6 @@ from obbo_lightning.core.geometry import (
     Geometry,
     NegativeEntropy,
 )
-from obbo_lightning.core.optimizer import generalized_gradient
 
 __all__ = [
     "AdaptiveDiagonal",
@@ -21,5 +20,4 @@ __all__ = [
     "FixedGeometry",
     "Geometry",
     "NegativeEntropy",
-    "generalized_gradient",
 ]

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -59,6 +60,24 @@ def test_public_names_can_be_imported(module):
         assert getattr(namespace, name) is not None, name
     if not module:
         assert 30 <= len(namespace.__all__) <= 45
+        assert not {"part", "play", "load", "estimate", "evaluate", "register", "fit", "plot"} & set(namespace.__all__)
+
+
+def public_members():
+    for name in ("", *NAMESPACES):
+        namespace = importlib.import_module(f"obbo_lightning.{name}".rstrip("."))
+        for member in (getattr(namespace, member) for member in namespace.__all__):
+            package = str(getattr(member, "__module__", "")).partition("obbo_lightning.")[2].partition(".")[0]
+            if package in ("core", "algorithms", "problems", "networks", "testing"):
+                yield member
+
+
+def test_public_classes_and_functions_have_an_example():
+    results = {"Round", "Estimate", "Hypergradient"}  # returned, never constructed by users
+    members = {member for member in public_members() if not inspect.isabstract(member)}
+    without = {member.__name__ for member in members if ">>>" not in (member.__doc__ or "")}
+    assert len(members) > 60
+    assert without == results
 
 
 def test_components_of_the_documents_can_be_imported():

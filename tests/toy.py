@@ -5,10 +5,6 @@ from torch import nn
 
 from obbo_lightning import Problem
 from obbo_lightning.config.registry import component_names
-from obbo_lightning.core.oracle import Oracle
-from obbo_lightning.hypergradients import ConjugateGradient
-from obbo_lightning.solvers import GradientDescent
-from obbo_lightning.testing.differences import central_difference
 
 F64 = torch.float64
 # The algorithms of the paper; MAML and ANIL are for few-shot problems only.
@@ -162,14 +158,3 @@ def newton_solution(problem, outer, task, start, steps=50):
         gradient = torch.autograd.functional.jacobian(lambda b: problem.inner_loss(outer, b, task).sum(), inner)
         inner = inner - torch.linalg.solve(hessian, gradient)
     return inner
-
-
-def hypergradient_where_solved(problem, outer, task, start):
-    """Return the estimate of conjugate gradients at the exact inner solution, and that of central differences."""
-    inner = newton_solution(problem, outer, task, start, steps=12)
-    estimator = ConjugateGradient(steps=start.shape[-1])
-    found = estimator.differentiate(Oracle(problem, outer, task), GradientDescent(), inner, None).value
-    expected = central_difference(
-        lambda at: problem.outer_loss(at, newton_solution(problem, at, task, inner, steps=6), task), outer, step=1e-4
-    )
-    return found, expected

@@ -76,7 +76,7 @@ class Adaptation(InnerSolver):
                 with self._noise(oracle, 0):
                     name, examples = last_layer(network, examples)
                 module = network.get_submodule(name)
-            # learn2learn must be told to expect frozen and unused parameters
+            # allow_nograd: the network may have frozen and unused parameters
             learner = load_learn2learn().algorithms.MAML(module, self.lr, first_order, allow_nograd=True).clone()
             for k in range(self.steps):
                 with self._noise(oracle, k):
@@ -124,16 +124,16 @@ class AdaptedNetwork(NamedTuple):
 
 def last_layer(network: nn.Module, examples: Tensor) -> tuple[str, Tensor]:
     """Return the name of the linear layer whose output is the network's, and its input."""
-    calls: list[tuple[str, Tensor, Tensor]] = []
+    layers: list[tuple[str, Tensor, Tensor]] = []  # name, input, output
     hooks = [
-        module.register_forward_hook(lambda _, given, logits, name=name: calls.append((name, given[0], logits)))
+        module.register_forward_hook(lambda _, given, output, name=name: layers.append((name, given[0], output)))
         for name, module in network.named_modules()
         if isinstance(module, nn.Linear)
     ]
     logits = network(examples)
     for hook in hooks:
         hook.remove()
-    for name, features, output in calls:
+    for name, features, output in layers:
         if output is logits:
             return name, features
     raise ValueError(f"algorithm 'anil' needs a network that ends in an nn.Linear, got {type(network).__name__}")

@@ -1,13 +1,12 @@
 """MAML and ANIL through learn2learn: second-order meta-gradients of plain adaptation, for few-shot problems."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar
 
-import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from obbo_lightning.algorithms.adam import Adam
 from obbo_lightning.algorithms.learn2learn import Adaptation, MetaGradient, load_learn2learn
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.geometry import Euclidean
@@ -20,7 +19,7 @@ from obbo_lightning.core.validation import positive
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MAML(Algorithm):
-    """K steps from λ_t on the support images, the gradient through all of them, Adam; no proximal term, no window.
+    """K steps from λ_t on the support examples, the gradient through all of them, Adam; no proximal term, no window.
 
     Reference: Finn, Abbeel, Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", 2017.
 
@@ -28,6 +27,10 @@ class MAML(Algorithm):
         lr: α, outer step size.
         inner: inner solver (K, η); it must start at λ_t.
         clip: largest norm of d_t.
+
+    >>> from obbo_lightning.solvers import GradientDescent
+    >>> MAML(inner=GradientDescent(steps=5, lr=0.1, start="outer")).inner  # doctest: +SKIP
+    Adaptation(steps=5, lr=0.1, head_only=False)
     """
 
     lr: float = 1e-3
@@ -43,8 +46,7 @@ class MAML(Algorithm):
         super().__post_init__()
 
     def optimizer(self, outer: Parameter, groups: ParameterGroups | None = None) -> Optimizer:
-        rule = partial(torch.optim.Adam, betas=(0.9, 0.999))
-        return projected_optimizer(rule, outer, [ParameterGroup(None, Euclidean(), lr=self.lr)])
+        return projected_optimizer(Adam.rule, outer, [ParameterGroup(None, Euclidean(), lr=self.lr)])
 
 
 class ANIL(MAML):
@@ -52,6 +54,9 @@ class ANIL(MAML):
 
     Reference: Raghu, Raghu, Bengio, Vinyals, "Rapid Learning or Feature Reuse? Towards Understanding the Effectiveness
     of MAML", 2020.
+
+    >>> ANIL().inner  # doctest: +SKIP
+    Adaptation(steps=5, lr=0.1, head_only=True)
     """
 
     head_only = True

@@ -16,6 +16,12 @@ class OAGD(BregmanAlgorithm):
 
     Args:
         window: w, number of tasks that are solved in a round.
+
+    >>> from obbo_lightning import online
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream, algorithm = QuadraticTasks(rounds=4), OAGD(window=3)
+    >>> [round.evaluations["gradients"] for round in online(stream.problem, algorithm, stream, stream.initial_outer())]
+    [22, 44, 66, 66]
     """
 
     geometry: Geometry | None = field(default=Euclidean(), init=False)

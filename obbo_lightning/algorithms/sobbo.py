@@ -18,6 +18,9 @@ class SOBBO(BregmanAlgorithm):
     Args:
         inner: inner solver (K, η, s); None: gradient descent with s = w.
         hypergradient: stochastic estimator (m, ℓ_{g,1}).
+
+    >>> SOBBO(window=7).inner.batch_size
+    7
     """
 
     inner: InnerSolver = None  # type: ignore[assignment]

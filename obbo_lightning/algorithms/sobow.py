@@ -19,6 +19,9 @@ class SOBOW(BregmanAlgorithm):
 
     Args:
         discount: ν, the weight of a hypergradient falls by this factor every round.
+
+    >>> SOBOW().inner.steps, SOBOW().hypergradient.warm_start, SOBOW().memory().discount
+    (1, True, 0.9)
     """
 
     inner: InnerSolver = GradientDescent(steps=1)

@@ -120,7 +120,7 @@ KINDS = {
             "positive": "core.parameter_groups.Positive",
             "interval": "core.parameter_groups.Interval",
             "simplex": "core.parameter_groups.OnSimplex",
-            "weights": "networks.weights.Weights",
+            "weights": "networks.flat.Weights",
         },
         unnamed=("core.parameter_groups.ParameterGroup", "core.parameter_groups.ParameterGroups"),
     ),

@@ -1,4 +1,4 @@
-"""Algorithms: compositions of an inner solver, an estimator, a memory and an outer step, without state."""
+"""Base classes of algorithms: an inner solver, an estimator, a memory and an optimizer of λ, without state."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ DEFAULT_LR = 1e-4  # α
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Algorithm(Configurable, ABC):
-    """What is computed in a round.
+    """Composition of what a round computes; holds no state.
 
     Args:
         inner: inner solver (K, η).
@@ -75,7 +75,7 @@ class Algorithm(Configurable, ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OuterStepAlgorithm(Algorithm):
-    """Algorithm with the usual settings of an outer step.
+    """Algorithm with the usual settings of an outer step, for λ with or without parameter groups.
 
     Args:
         lr: α, outer step size, or ``auto``: a step in the geometry's own units. None: 1e-4, or each group's own.
@@ -134,6 +134,14 @@ class BregmanAlgorithm(OuterStepAlgorithm):
     Args:
         window: w, window length.
         geometry: φ_t.
+
+    >>> @dataclass(frozen=True, eq=False, kw_only=True)
+    ... class Discounted(BregmanAlgorithm):
+    ...     discount: float = 0.9
+    ...     def memory(self):
+    ...         return HypergradientWindow(self.window, self.discount)
+    >>> Discounted(window=3, lr=0.1).memory().discount
+    0.9
     """
 
     window: int = 10

@@ -14,8 +14,7 @@ from obbo_lightning.core.problem import Problem
 class Shard:
     """The tasks or the lanes of a round that one process computes; by default all of them.
 
-    Every process contributes to a sum over all processes: its part of a mean over tasks, or its lanes with zeros
-    elsewhere.
+    Every process contributes to a sum over all processes: its tasks' share of a mean, or its lanes and zeros elsewhere.
 
     Attributes:
         first: index of this process's first task within the round.

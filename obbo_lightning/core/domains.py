@@ -29,7 +29,11 @@ class Domain(Configurable, ABC):
 
 @dataclass(frozen=True)
 class RealSpace(Domain):
-    """X = R^d."""
+    """X = R^d.
+
+    >>> RealSpace().contains(torch.tensor([[5.0, torch.nan]]))
+    tensor([False])
+    """
 
     def project(self, outer: Tensor) -> Tensor:
         return outer
@@ -40,7 +44,11 @@ class RealSpace(Domain):
 
 @dataclass(frozen=True)
 class Box(Domain):
-    """X = [lower, upper]^d; a bound may be infinite.
+    """X = [lower, upper]^d.
+
+    Args:
+        lower: smallest value; may be infinite.
+        upper: largest value; may be infinite.
 
     >>> Box(0.0, 1.0).project(torch.tensor([[-1.0, 0.5, 3.0]]))
     tensor([[0.0000, 0.5000, 1.0000]])
@@ -70,7 +78,11 @@ class Box(Domain):
 
 
 class Nonnegative(Box):
-    """X = [0, ∞)^d."""
+    """X = [0, ∞)^d.
+
+    >>> Nonnegative().project(torch.tensor([[-1.0, 3.0]]))
+    tensor([[0., 3.]])
+    """
 
     def __init__(self) -> None:
         super().__init__(0.0, math.inf)
@@ -79,6 +91,9 @@ class Nonnegative(Box):
 @dataclass(frozen=True)
 class L2Ball(Domain):
     """X = {λ : ‖λ‖ ≤ radius}.
+
+    Args:
+        radius: of the ball, around zero.
 
     >>> L2Ball(1.0).project(torch.tensor([[3.0, 4.0]]))
     tensor([[0.6000, 0.8000]])

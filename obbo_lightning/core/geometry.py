@@ -48,14 +48,14 @@ class Distance(ABC):
 
     @abstractmethod
     def strong_convexity(self, domain: Domain) -> float:
-        """Return ρ in the Euclidean norm on ``domain``; 0 where there is none."""
+        """Return ρ with D_φ(x, λ) ≥ (ρ/2) ‖x − λ‖² on ``domain``; 0 where there is none."""
 
     @abstractmethod
     def step(self, outer: Tensor, direction: Tensor, lr: Rate, regularizer: ElasticNet, domain: Domain) -> Tensor:
         """Return the argmin over x in X of ⟨q, x⟩ + h(x) + D_φ(x, λ)/α   (eq. outer_step_minimization)."""
 
     def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
-        """Return D_φ(λ₂, λ₁) = φ(λ₂) − φ(λ₁) − ⟨∇φ(λ₁), λ₂ − λ₁⟩    (eq. bregman_divergence)."""
+        """Return D_φ(x, λ) = φ(x) − φ(λ) − ⟨∇φ(λ), x − λ⟩ ``[lanes]`` of x = ``outer`` and λ = ``reference``."""
         linear = (self.mirror(reference) * (outer - reference)).sum(-1)
         return self.value(outer) - self.value(reference) - linear
 
@@ -99,7 +99,14 @@ class FixedGeometry(Geometry, Distance):
 
 @dataclass(frozen=True, eq=False)
 class DiagonalQuadratic(Distance):
-    """φ(λ) = ½ λᵀ diag(scale) λ."""
+    """φ(λ) = ½ λᵀ diag(scale) λ.
+
+    Args:
+        scale: positive numbers ``[lanes, d]``, or one for all.
+
+    >>> DiagonalQuadratic(torch.tensor([[1.0, 4.0]])).value(torch.ones(1, 2))
+    tensor([2.5000])
+    """
 
     scale: Tensor | float
 
@@ -159,6 +166,10 @@ class AdaptiveDiagonal(Geometry):
         rho: ρ, the strong convexity that remains where no gradient was ever seen. The theorems ask for
             α ≤ 3ρ/(4ℓ_F), which the default cannot give with any α that moves.
         bias_correction: use v_t / (1 − decay^t): the first step is α per coordinate, not α/√(1 − decay).
+
+    >>> geometry, outer = AdaptiveDiagonal(decay=0.75), torch.zeros(1, 2)
+    >>> geometry.distance(torch.tensor([[2.0, 8.0]]), geometry.initial_state(outer)).scale  # √(0.25 q²) + ρ
+    tensor([[1., 4.]])
     """
 
     decay: float = 0.9
@@ -178,12 +189,14 @@ class AdaptiveDiagonal(Geometry):
         return domain.extent(outer) / outer.shape[-1] ** 0.5
 
     def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
+        # v_t = decay v_{t−1} + (1 − decay) q_t²
         second_moment = state["second_moment"]
         second_moment.mul_(self.decay).addcmul_(direction, direction, value=1 - self.decay)
         second_moment.clamp_(max=torch.finfo(direction.dtype).max)  # an overflow would never decay again
         if self.bias_correction:
             state["rounds"] += 1
             second_moment = second_moment / (1 - self.decay ** state["rounds"])  # v̂_t = v_t / (1 − decay^t)
+        # H_t = diag(√v_t + ρ)
         return DiagonalQuadratic(second_moment.sqrt().add_(self.rho))
 
 

@@ -45,6 +45,12 @@ class InnerSolver(Configurable, ABC):
         """Refuse, before the first round, to be differentiated through."""
         raise ValueError(f"hypergradient 'Unrolled' needs inner steps to differentiate through, got inner {self!r}")
 
+    def warm_start(self, oracle: Oracle, previous: Tensor | None) -> Tensor | None:
+        """Return β_t: ``previous``, or in the first round of a warm-started solver the problem's own β_1."""
+        if previous is None and self.warm_starts:
+            return oracle.problem.initial_inner(oracle.outer.detach(), oracle.task)
+        return previous
+
     @abstractmethod
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         """Return ω^K, detached; ``previous`` is β_t."""
@@ -95,6 +101,13 @@ class GradientDescent(IterativeSolver):
         batch_size: s, number of fresh samples for every step (SOBBO); None for the whole task.
         precision: ``full``, or ``bf16`` for losses of inner steps in bfloat16 (autocast); ω itself and everything
             evaluated at ω^K stay in full precision.
+
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> inner = GradientDescent(steps=200, lr=1.0)(oracle, torch.zeros(1, 8, dtype=torch.float64))
+    >>> torch.allclose(inner, stream.problem.solution(oracle.outer, stream[0]))
+    True
     """
 
     steps: int = 20
@@ -156,7 +169,14 @@ class GradientDescent(IterativeSolver):
 
 @dataclass(frozen=True)
 class ExactSolution(InnerSolver):
-    """β̂_t(λ_t) from the problem's own closed form."""
+    """β̂_t(λ_t) from the problem's own closed form.
+
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> ExactSolution()(oracle, None).shape
+    torch.Size([1, 8])
+    """
 
     @property
     def step_size(self) -> float | None:
@@ -235,6 +255,7 @@ class InnerSGD(StatefulSolver):
         return torch.zeros_like(inner)
 
     def step(self, inner: Tensor, gradient: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        # m^k = μ m^{k−1} + ∇_ω g, ω^k = ω^{k−1} − η m^k
         state = self.momentum * state + gradient
         return inner - self.lr * state, state
 
@@ -253,6 +274,9 @@ class InnerAdam(StatefulSolver):
         beta2: b₂.
         epsilon: ε.
         batch_size: number of fresh observations for every step; None for the whole task.
+
+    >>> InnerAdam(20, 1e-3, 0.9, 0.99).beta2
+    0.99
     """
 
     steps: int = 20
@@ -277,9 +301,11 @@ class InnerAdam(StatefulSolver):
 
     def step(self, inner: Tensor, gradient: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         first, second, count = state.split([inner.shape[-1], inner.shape[-1], 1], dim=-1)
+        # m^k = b₁ m^{k−1} + (1 − b₁) g, v^k = b₂ v^{k−1} + (1 − b₂) g²
         first = self.beta1 * first + (1 - self.beta1) * gradient
         second = self.beta2 * second + (1 - self.beta2) * gradient.square()
         count = count + 1
+        # ω^k = ω^{k−1} − η m̂^k / (√v̂^k + ε)
         corrected_first, corrected_second = first / (1 - self.beta1**count), second / (1 - self.beta2**count)
         updated = inner - self.lr * corrected_first / (corrected_second.sqrt() + self.epsilon)
         return updated, torch.cat([first, second, count], dim=-1)

@@ -15,12 +15,15 @@ from obbo_lightning.core.validation import at_least, fraction
 
 @dataclass
 class InnerState:
-    """Warm start of a task: β_t, the last linear solution and the state of the inner solver.
+    """Inner state of a task, from which its next solve starts: β_t, linear solution, state of the inner solver.
 
     Attributes:
         inner: β_t ``[lanes, p]``; None where rounds do not start from the previous inner variable.
         linear_solution: solution of the linear system ``[lanes, p]``, for a warm-started estimator.
         solver_state: state of an inner solver, such as a momentum ``[lanes, …]``.
+
+    >>> InnerState(torch.tensor([[1.0], [2.0]])).lanes(slice(1, 2)).inner
+    tensor([[2.]])
     """
 
     inner: Tensor | None = None
@@ -98,7 +101,11 @@ class Memory(ABC):
 
 
 class NoMemory(Memory):
-    """q_t = d_t."""
+    """q_t = d_t.
+
+    >>> NoMemory().merge(torch.tensor([[[1.0]], [[3.0]]]))
+    tensor([[3.]])
+    """
 
     def merge(self, hypergradients: Tensor) -> Tensor:
         return hypergradients[-1]
@@ -107,10 +114,10 @@ class NoMemory(Memory):
 class HypergradientWindow(Memory):
     """q_t = Σ_{i<w} ν^i d_{t−i} / Σ_{i<w} ν^i with d_s = 0 for s ≤ 0        (eq. time_smooth_hypergradient).
 
-    The divisor is that of a full window from the first round on. A round costs two vector additions for every w, and
-    nothing is ever subtracted, so no error outlives its window. Rounds are grouped in blocks of w: ``newer`` sums the
-    present block, and when a block is full its slots are overwritten by their suffix sums in place (w additions once
-    in w rounds), so the suffix that is still inside the window is always available.
+    The divisor is that of a full window from the first round on. A round costs two vector additions whatever w is, and
+    nothing is ever subtracted, so no error outlives its window. Rounds are counted in cycles of w: ``newer`` sums the
+    present cycle, and when a cycle is complete its slots are overwritten by their suffix sums in place (w additions
+    once in w rounds), so the suffix that is still inside the window is always available.
 
     Args:
         window: w.
@@ -144,13 +151,13 @@ class HypergradientWindow(Memory):
     def push(self, hypergradient: Tensor) -> Tensor:
         """Add d_t and return q_t."""
         slots, newer = self._buffers(hypergradient)
-        k = self.rounds % self.window  # position in the block
+        k = self.rounds % self.window  # position in the cycle
         slots[k] = hypergradient
         # newer = Σ_{i≤k} ν^i d_{t−i}
         newer = hypergradient.clone() if k == 0 else self.discount * newer + hypergradient
         total = newer
         if k + 1 < self.window:
-            # slot k+1 holds the part of the last block that is inside the window, discounted by k+1 rounds
+            # slot k+1 holds the sum over the last cycle's rounds inside the window, to be discounted by k+1 rounds
             total = newer + self.discount ** (k + 1) * slots[k + 1]
         else:
             for j in range(self.window - 2, -1, -1):
@@ -206,6 +213,13 @@ class TaskWindow(Memory):
 
     Args:
         window: w.
+
+    >>> memory = TaskWindow(2)
+    >>> for number in range(3):
+    ...     recalled = memory.recall([TaskEntry({"x": torch.tensor(number)}, InnerState())])
+    ...     memory.keep(recalled)
+    >>> [int(entry.task["x"]) for entries in recalled for entry in entries]
+    [1, 2]
     """
 
     def __init__(self, window: int) -> None:

@@ -10,9 +10,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from obbo_lightning.core.domains import Domain, RealSpace
-from obbo_lightning.core.geometry import Distance, Euclidean, Geometry, Rate, require_support
+from obbo_lightning.core.geometry import Distance, Euclidean, Geometry, Rate
 from obbo_lightning.core.parameter_groups import LearningRate, ParameterGroup
-from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
+from obbo_lightning.core.regularizers import ElasticNet
 from obbo_lightning.core.step_size import DEFAULT_SCALE, auto_step
 from obbo_lightning.core.validation import positive
 
@@ -56,8 +56,7 @@ class BregmanProx(Optimizer):
         scale: float = DEFAULT_SCALE,
         groups: Sequence[ParameterGroup] | None = None,
     ) -> None:
-        single = ParameterGroup(None, geometry or Euclidean(), regularizer, domain, lr)
-        self.groups = tuple(groups or [single.replace(scale=scale)])
+        self.groups = tuple(groups or [ParameterGroup(None, geometry or Euclidean(), regularizer, domain, lr, scale)])
         self.lengths: Tensor | None = None
         rate = self.groups[0].rate if not self.groups[0].name else lr
         super().__init__(params, {"lr": rate, **auto_names(self.groups)})
@@ -106,7 +105,7 @@ class BregmanProx(Optimizer):
             lr: Rate = self.param_groups[0]["lr"] * group.factor
             if group.lr == "auto":
                 lr = self._state(parameter, group)["lr"]
-                lr = lr.where(lr > 0, 1.0)  # nothing has moved
+                lr = lr.where(lr > 0, 1.0)  # λ has not moved yet
             difference[..., group.where] /= lr
         return difference
 
@@ -127,6 +126,7 @@ class _Update(NamedTuple):
 
 
 def _minimise(group: ParameterGroup, outer: Tensor, direction: Tensor, lr: float, state: dict[str, Tensor]) -> _Update:
+    """Return argmin_{x ∈ X} ⟨q, x⟩ + h(x) + D_{φ_t}(x, λ)/α of one group, and the length of the step."""
     h, domain = group.regularizer, group.domain
     if group.lr != "auto":
         distance, rate = group.geometry.distance(direction, state), lr * group.factor
@@ -139,7 +139,8 @@ def _minimise(group: ParameterGroup, outer: Tensor, direction: Tensor, lr: float
 
 
 def _length(distance: Distance, before: Tensor, after: Tensor, rate: Rate) -> Tensor:
-    """Return √(2 D_φ(λ⁺, λ))/α in double precision: an entropy's D is a difference of nearly equal numbers."""
+    """Return √(2 D_φ(λ⁺, λ))/α ``[lanes]``."""
+    # In double precision, because an entropy's D is a difference of nearly equal numbers.
     divergence = distance.divergence(after.double(), before.double())
     return (2 * divergence.clamp(min=0)).sqrt() / rate
 
@@ -196,7 +197,7 @@ class _GroupStepHooks:
                 if group.lr == "auto":
                     auto = auto_step(group.geometry, group.domain, outer, direction, group.scale, states[group.name])
                     direction.copy_(auto.relative)
-                    rates[i] = (group.scale * group.geometry.reach(outer, group.domain)).where(auto.moves, 0.0)
+                    rates[i] = group.scale * group.geometry.reach(outer, group.domain)
             self._starts.append((parameter, parameter.detach().clone(), rates, states))
             parameter.zero_()
 
@@ -234,7 +235,7 @@ def require_no_regularizer(name: str, regularizer: ElasticNet | None) -> None:
 
 
 def auto_names(groups: Sequence[ParameterGroup]) -> dict[str, list[str]]:
-    """Return an entry ``auto`` for torch's parameter group: the groups whose α is auto; nothing where none is."""
+    """Return an entry ``auto`` for torch's parameter group, the groups whose α is auto; no entry where none is."""
     names = [group.name for group in groups if group.lr == "auto"]
     return {"auto": names} if names else {}
 
@@ -244,26 +245,6 @@ def auto_rates(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     state: dict[str, Any] = optimizer.state[parameter]
     names = optimizer.param_groups[0].get("auto", [])
     return {name: (state[name] if name else state)["lr"].squeeze(-1) for name in names}
-
-
-def generalized_gradient(
-    distance: Distance,
-    outer: Tensor,
-    direction: Tensor,
-    lr: float,
-    regularizer: ElasticNet | None = None,
-    domain: Domain | None = None,
-) -> Tensor:
-    """Return G_X(λ, q, α) = (λ − λ⁺)/α                                         (eq. generalized_gradient).
-
-    >>> generalized_gradient(Euclidean(), torch.ones(1, 2), torch.tensor([[2.0, 3.0]]), lr=0.5)
-    tensor([[2., 3.]])
-    """
-    positive("lr", lr)
-    if isinstance(distance, Geometry):
-        require_support(distance, regularizer or NoRegularizer(), domain or RealSpace())
-    after = distance.step(outer, direction, lr, regularizer or NoRegularizer(), domain or RealSpace())
-    return (outer - after) / lr
 
 
 def require_start(outer: Tensor, domain: Domain, geometry: Geometry | None = None) -> None:

@@ -19,6 +19,12 @@ class Oracle:
         task: the data of the round.
         key: identifies the round's randomness.
         solver_state: state of the inner solver after the previous round ``[lanes, …]``; the solver replaces it.
+
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> oracle.inner_gradient(torch.zeros(1, 8, dtype=torch.float64)).shape, oracle.evaluations
+    (torch.Size([1, 8]), {'gradients': 1, 'products': 0})
     """
 
     def __init__(

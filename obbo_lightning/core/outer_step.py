@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from obbo_lightning.core.regret import GROUP_REGRETS, REGRETS, Regret
 from obbo_lightning.core.validation import at_least, one_of
 
 
-class OuterUpdate(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OuterUpdate:
     """Result of an outer step.
 
     Attributes:
@@ -56,6 +58,13 @@ class OuterStep:
         optimizer: of λ, where the caller has created it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
         groups: parameter groups of λ, where it has them.
+
+    >>> from obbo_lightning import OBBO
+    >>> from obbo_lightning.geometry import Euclidean
+    >>> step = OuterStep(Parameter(torch.ones(1, 2)), OBBO(lr=0.5, window=1, geometry=Euclidean()))
+    >>> update = step(torch.tensor([[[1.0, -1.0]]]))  # d_t of one round and one lane
+    >>> update.outer, update.regret["generalized"]
+    (tensor([[0.5000, 1.5000]]), tensor([2.], dtype=torch.float64))
     """
 
     def __init__(

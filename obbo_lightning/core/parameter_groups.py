@@ -30,7 +30,6 @@ class ParameterGroup(Configurable):
         name: empty where λ has no groups.
         where: its coordinates of λ.
         size: number of coordinates.
-        scale: s, where ``lr`` is ``auto``; the algorithm chooses it.
 
     Args:
         start: first values ``[size]``; None where λ has no groups, so that its start is given elsewhere.
@@ -38,11 +37,11 @@ class ParameterGroup(Configurable):
         regularizer: h.
         domain: X.
         lr: α, or ``auto`` (`auto_step`).
+        scale: s, where ``lr`` is ``auto``.
     """
 
     name = ""
     where = slice(None)
-    scale: float = DEFAULT_SCALE
     has_named_coordinates = True  # false for the weights of a network, which are not reported one by one
 
     def __init__(
@@ -52,6 +51,7 @@ class ParameterGroup(Configurable):
         regularizer: ElasticNet | None = None,
         domain: Domain | None = None,
         lr: LearningRate = "auto",
+        scale: float = DEFAULT_SCALE,
     ) -> None:
         self._start = start
         self.size = 0 if start is None else start.numel()
@@ -59,13 +59,14 @@ class ParameterGroup(Configurable):
         self.regularizer: ElasticNet = regularizer or NoRegularizer()
         self.domain: Domain = domain or RealSpace()
         self.lr = lr
+        self.scale = scale
         self._validate()
         if start is not None and not bool(self.domain.contains(start)):
             rule = "be above 0, and at most its upper end" if isinstance(self, Positive) else f"lie in {self.domain!r}"
             raise ValueError(f"start must {rule}, got {start[:4].tolist()}")
 
     def start(self, seed: int = 0) -> Tensor:
-        """Return the first values ``[size]``; ``seed`` is for groups that draw them."""
+        """Return the first values ``[size]``; ``seed`` is for groups with random ones."""
         if self._start is None:
             raise ValueError("start must be given where λ has no parameter groups, got none")
         return self._start
@@ -99,112 +100,84 @@ class ParameterGroup(Configurable):
 
 
 class Real(ParameterGroup):
-    """Any numbers: Euclidean geometry on R^size.
+    """Any numbers: Euclidean geometry on R^size. With ``lr: auto`` a typical change is s times the size of λ.
 
     Args:
         start: first value, or a list of first values.
         size: how many numbers, where ``start`` is one for all.
-        geometry: φ_t.
-        regularizer: h.
-        domain: X.
-        lr: α, or ``auto``: a typical change is s times the size of λ.
+        settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
+
+    >>> Real([0.5, -0.5]).start(), Real(size=3).size
+    (tensor([ 0.5000, -0.5000], dtype=torch.float64), 3)
     """
 
-    def __init__(
-        self,
-        start: Start = 0.0,
-        size: int | None = None,
-        geometry: Geometry | None = None,
-        regularizer: ElasticNet | None = None,
-        domain: Domain | None = None,
-        lr: LearningRate = "auto",
-    ) -> None:
-        super().__init__(_values(start, size), geometry or Euclidean(), regularizer, domain, lr)
+    def __init__(self, start: Start = 0.0, size: int | None = None, **settings: Any) -> None:
+        super().__init__(_values(start, size), **{"geometry": Euclidean()} | settings)
 
 
 class Positive(ParameterGroup):
     """Positive numbers, such as weights of penalties: negative entropy on (0, upper]^size.
 
+    With ``lr: auto`` a typical change of log λ is s. The smallest value is 1.2e-38.
+
     Args:
         start: first value, or a list of first values.
         upper: largest value; may be infinite.
         size: how many numbers, where ``start`` is one for all.
-        geometry: φ_t.
-        regularizer: h.
-        domain: X; the smallest value is 1.2e-38.
-        lr: α, or ``auto``: a typical change of log λ is s.
+        settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
+
+    >>> Positive(0.1, upper=10.0).domain.upper
+    10.0
     """
 
-    def __init__(
-        self,
-        start: Start = 1.0,
-        upper: float = math.inf,
-        size: int | None = None,
-        geometry: Geometry | None = None,
-        regularizer: ElasticNet | None = None,
-        domain: Domain | None = None,
-        lr: LearningRate = "auto",
-    ) -> None:
-        domain = domain or Box(SMALLEST, number("upper", upper))
-        super().__init__(_values(start, size), geometry or NegativeEntropy(), regularizer, domain, lr)
+    def __init__(self, start: Start = 1.0, upper: float = math.inf, size: int | None = None, **settings: Any) -> None:
+        defaults = {"geometry": NegativeEntropy(), "domain": Box(SMALLEST, number("upper", upper))}
+        super().__init__(_values(start, size), **defaults | settings)
 
 
 class OnSimplex(ParameterGroup):
     """Weights that are nonnegative and sum to 1: negative entropy on the simplex, from equal weights.
 
+    With ``lr: auto`` a typical change of log λ is s.
+
     Args:
         size: how many weights.
         start: first weights; equal ones where this is None.
         floor: smallest weight, less than 1/size; above 0, a weight that was small for long recovers quickly.
-        geometry: φ_t.
-        regularizer: h.
-        domain: X.
-        lr: α, or ``auto``: a typical change of log λ is s.
+        settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
+
+    >>> OnSimplex(4).start()
+    tensor([0.2500, 0.2500, 0.2500, 0.2500], dtype=torch.float64)
     """
 
-    def __init__(
-        self,
-        size: int,
-        start: Start | None = None,
-        floor: float = 0.0,
-        geometry: Geometry | None = None,
-        regularizer: ElasticNet | None = None,
-        domain: Domain | None = None,
-        lr: LearningRate = "auto",
-    ) -> None:
+    def __init__(self, size: int, start: Start | None = None, floor: float = 0.0, **settings: Any) -> None:
         first = _values(1 / at_least("size", size, 2) if start is None else start, size)
-        super().__init__(first, geometry or NegativeEntropy(), regularizer, domain or Simplex(floor), lr)
+        super().__init__(first, **{"geometry": NegativeEntropy(), "domain": Simplex(floor)} | settings)
 
 
 class Interval(ParameterGroup):
     """Numbers between two bounds: Euclidean geometry on [low, high]^size, from the middle.
+
+    With ``lr: auto`` a typical change is s times a tenth of the width.
 
     Args:
         low: smallest value.
         high: largest value.
         start: first value, or a list of first values; the middle where this is None.
         size: how many numbers, where ``start`` is one for all.
-        geometry: φ_t.
-        regularizer: h.
-        domain: X.
-        lr: α, or ``auto``: a typical change is s times a tenth of the width.
+        settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
+
+    >>> Interval(0.0, 0.5).start()
+    tensor([0.2500], dtype=torch.float64)
     """
 
     def __init__(
-        self,
-        low: float,
-        high: float,
-        start: Start | None = None,
-        size: int | None = None,
-        geometry: Geometry | None = None,
-        regularizer: ElasticNet | None = None,
-        domain: Domain | None = None,
-        lr: LearningRate = "auto",
+        self, low: float, high: float, start: Start | None = None, size: int | None = None, **settings: Any
     ) -> None:
         if not -math.inf < number("low", low) < number("high", high) < math.inf:
             raise ValueError(f"low must be smaller than high, both finite, got {low!r} and {high!r}")
         first = _values((low + high) / 2 if start is None else start, size)
-        super().__init__(first, geometry or Euclidean(), regularizer, domain or Box(low, high), lr)
+        super().__init__(first, **{"geometry": Euclidean(), "domain": Box(low, high)} | settings)
 
 
 class ParameterGroups(Configurable):

@@ -33,21 +33,42 @@ class ElasticNet(Configurable):
 
 
 class NoRegularizer(ElasticNet):
-    """h = 0."""
+    """h = 0.
+
+    >>> import torch
+    >>> NoRegularizer()(torch.ones(1, 3))
+    tensor([0.])
+    """
 
     def __init__(self) -> None:
         super().__init__()
 
 
 class L1(ElasticNet):
-    """h(λ) = weight ‖λ‖₁."""
+    """h(λ) = weight ‖λ‖₁.
+
+    Args:
+        weight: of the absolute values.
+
+    >>> import torch
+    >>> L1(0.5)(torch.tensor([[3.0, -1.0]]))
+    tensor([2.])
+    """
 
     def __init__(self, weight: float) -> None:
         super().__init__(l1=weight)
 
 
 class SquaredL2(ElasticNet):
-    """h(λ) = (weight/2) ‖λ‖²."""
+    """h(λ) = (weight/2) ‖λ‖².
+
+    Args:
+        weight: of the squares.
+
+    >>> import torch
+    >>> SquaredL2(0.5)(torch.tensor([[3.0, -1.0]]))
+    tensor([2.5000])
+    """
 
     def __init__(self, weight: float) -> None:
         super().__init__(l2=weight)

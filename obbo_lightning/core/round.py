@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.distributed import Shard
 from obbo_lightning.core.memory import InnerState, TaskEntry
 from obbo_lightning.core.oracle import Oracle, require_finite, require_outer, require_shape
-from obbo_lightning.core.outer_step import OuterStep
+from obbo_lightning.core.outer_step import OuterStep, OuterUpdate
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.statistics import median
@@ -42,8 +43,9 @@ class Estimate(NamedTuple):
     evaluations: dict[str, int]
 
 
-class Round(NamedTuple):
-    """A finished round: means over its tasks, over all processes.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Round(OuterUpdate):
+    """A finished round: its `OuterUpdate` (``outer`` is λ_{t+1}), and means over its tasks, over all processes.
 
     Attributes:
         loss: f_t(λ_t, β_{t+1}) ``[lanes]``, before λ has learned from the round.
@@ -51,8 +53,6 @@ class Round(NamedTuple):
         residual: of the linear system, relative ``[lanes]``.
         scores: further scores of the problem at λ_t, such as accuracy ``[lanes]``.
         evaluations: gradients and second-derivative products of the whole round, past tasks included.
-        hypergradient, direction, generalized_gradient, regret, hypergradient_error, skipped, outer, step_metrics: of
-            the outer step, see `OuterUpdate`; ``outer`` is λ_{t+1}.
         window_fill: number of rounds in the memory.
         estimates: of each task of this round that this process solved, in the lanes of this process.
         states: where the corresponding tasks of the next round start.
@@ -63,14 +63,6 @@ class Round(NamedTuple):
     residual: Tensor
     scores: dict[str, Tensor]
     evaluations: dict[str, int]
-    hypergradient: Tensor
-    direction: Tensor
-    generalized_gradient: Tensor | None
-    regret: dict[str, Tensor | None]
-    hypergradient_error: Tensor | None
-    skipped: Tensor
-    outer: Tensor
-    step_metrics: dict[str, Tensor]
     window_fill: int
     estimates: list[Estimate]
     states: list[InnerState]
@@ -110,10 +102,28 @@ def run_round(
     key: Key,
     shard: Shard = WHOLE_ROUND,
 ) -> Round:
-    """Run one round: solve its tasks at λ_t, evaluate them, update λ. The next round starts from ``states``.
+    """Run one round: solve its tasks at λ_t, evaluate them, update λ.
 
-    A round may have several tasks, each with its own inner state: d_t is then the mean of their hypergradients. Where
-    several processes share a round, ``shard`` holds the tasks or the lanes of this one.
+    A round may have several tasks, each with its own inner state: d_t is then the mean of their hypergradients.
+
+    Args:
+        problem: has f_t and g_t.
+        algorithm: what to compute in a round.
+        step: holds λ_t, memory, optimizer and regrets; it is updated.
+        task: the task of the round, or several.
+        state: where each task's solvers start: `states` of the previous round.
+        key: identifies the round's randomness.
+        shard: the tasks or the lanes of this process, where several processes share a round.
+
+    >>> from obbo_lightning import OBBO
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream, algorithm, state = QuadraticTasks(rounds=3), OBBO(window=2), InnerState()
+    >>> step = OuterStep(Parameter(stream.initial_outer()), algorithm)
+    >>> for t, task in enumerate(stream):
+    ...     round = run_round(stream.problem, algorithm, step, task, state, Key(seed=0, round=t))
+    ...     (state,) = round.states
+    >>> round.window_fill, round.loss.shape
+    (2, torch.Size([1]))
     """
     tasks = [task] if isinstance(task, dict) else list(task)
     states = [state] * len(tasks) if isinstance(state, InnerState) else state
@@ -126,11 +136,11 @@ def run_round(
         _solve(problem, algorithm, shard, outer, past, key._replace(age=age))
         for age, past in zip(range(len(recalled) - 1, -1, -1), recalled, strict=True)
     ]
-    evaluations = [_evaluate(algorithm, one) for one in solved[-1]]
+    reports = [_report(algorithm, one) for one in solved[-1]]
     if algorithm.hypergradient.contracts:
         _warn_if_diverging(torch.cat([one.estimate.residual for past in solved for one in past]))
     # Combine: means over a round's tasks, over all processes.
-    combined = _combine(solved, evaluations, shard, len(outer))
+    combined = _combine(solved, reports, shard, len(outer))
     # Update: from d_t to λ_{t+1}.
     update = step(combined.hypergradients, combined.exact)
     ended = [[shard.scatter_state(one.estimate.state, len(outer)) for one in past] for past in solved]
@@ -147,7 +157,7 @@ def run_round(
         residual=residual,
         scores=combined.scores,
         evaluations=combined.evaluations,
-        **update._asdict(),
+        **vars(update),
         window_fill=step.memory.fill,
         estimates=[one.estimate for one in solved[-1]],
         states=ended[-1],
@@ -216,11 +226,25 @@ def _run(
 def estimate_hypergradient(
     problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, state: InnerState, key: Key
 ) -> Estimate:
-    """Estimate the hypergradient of one task at λ. Pure: the same arguments give the same estimate."""
+    """Estimate the hypergradient of one task at λ. Pure: the same arguments give the same estimate.
+
+    Args:
+        problem: has f_t and g_t.
+        algorithm: has the inner solver and the estimator.
+        outer: λ ``[lanes, d]``.
+        task: to be solved.
+        state: where its solvers start.
+        key: identifies its randomness.
+
+    >>> from obbo_lightning import OBBO
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> found = estimate_hypergradient(stream.problem, OBBO(), stream.initial_outer(), stream[0], InnerState(), Key())
+    >>> found.hypergradient.shape, found.evaluations  # 20 inner steps and 5 iterations of the fixed point
+    (torch.Size([1, 4]), {'gradients': 22, 'products': 4})
+    """
     oracle = Oracle(problem, outer, task, key, state.solver_state)
-    start = state.inner
-    if start is None and algorithm.inner.warm_starts:
-        start = problem.initial_inner(outer, task)
+    start = algorithm.inner.warm_start(oracle, state.inner)
     result = algorithm.hypergradient(oracle, algorithm.inner, start, state.linear_solution)
     after = InnerState(
         _keep_finite(result.inner, start) if algorithm.inner.warm_starts else None,
@@ -282,16 +306,21 @@ def _select_lane(estimate: Estimate, j: int) -> Estimate:
     )
 
 
-class Evaluation(NamedTuple):
-    """What is reported of a round's own task besides its estimate, in the lanes of this process."""
+class _Report(NamedTuple):
+    """What is reported of a round's own task besides its estimate, in the lanes of this process.
+
+    Attributes:
+        inner_loss: g_t(λ_t, β_{t+1}) ``[lanes]``.
+        scores: of the problem ``[lanes]``.
+        exact: ∇F_t(λ_t) ``[lanes, d]``, where the problem has it.
+    """
 
     inner_loss: Tensor
     scores: dict[str, Tensor]
     exact: Tensor | None
 
 
-def _evaluate(algorithm: Algorithm, solved: _Solved) -> Evaluation:
-    """Compute g_t(λ_t, β_{t+1}), the problem's scores, and ∇F_t(λ_t) where the problem has it."""
+def _report(algorithm: Algorithm, solved: _Solved) -> _Report:
     problem, outer, task, estimate = solved
     exact: Tensor | None = estimate.hypergradient
     if not algorithm.hypergradient.is_exact:
@@ -299,7 +328,7 @@ def _evaluate(algorithm: Algorithm, solved: _Solved) -> Evaluation:
         exact = None if known is None else require_shape(problem, "hypergradient", known[0].detach(), outer.shape)
     with torch.no_grad():  # reported only
         inner_loss = problem.inner_loss(outer, estimate.inner, problem.for_gradients(task))
-    return Evaluation(inner_loss, problem.scores(outer, estimate.inner, task), exact)
+    return _Report(inner_loss, problem.scores(outer, estimate.inner, task), exact)
 
 
 class _Combined(NamedTuple):
@@ -320,7 +349,7 @@ class _Combined(NamedTuple):
     evaluations: dict[str, int]
 
 
-def _combine(solved: list[list[_Solved]], reports: list[Evaluation], shard: Shard, lanes: int) -> _Combined:
+def _combine(solved: list[list[_Solved]], reports: list[_Report], shard: Shard, lanes: int) -> _Combined:
     """Take means over tasks and sums over processes; processes exchange results only here.
 
     The all-reduce propagates NaN to every rank, so all ranks skip the round together.
@@ -334,10 +363,10 @@ def _combine(solved: list[list[_Solved]], reports: list[Evaluation], shard: Shar
     inner_loss = shard.mean([one.inner_loss for one in reports], lanes)
     residual = shard.mean([one.residual for one in newest], lanes)
     scores = {name: shard.mean([one.scores[name] for one in reports], lanes) for name in reports[0].scores}
-    # Processes that divide lanes make the same evaluations.
-    part = 1.0 if shard.lanes is None else (shard.lanes.stop - shard.lanes.start) / lanes
+    # Processes that divide lanes make the same evaluations: each counts its fraction of them.
+    fraction = 1.0 if shard.lanes is None else (shard.lanes.stop - shard.lanes.start) / lanes
     counts = [one.estimate.evaluations for past in solved for one in past]
-    total = hypergradients.new_tensor([part * sum(c[name] for c in counts) for name in ("gradients", "products")])
+    total = hypergradients.new_tensor([fraction * sum(c[name] for c in counts) for name in ("gradients", "products")])
     hypergradients, exact_mean, total, loss, inner_loss, residual, *score_means = shard.sum(
         [hypergradients, exact_mean, total, loss, inner_loss, residual, *scores.values()]
     )

@@ -72,13 +72,13 @@ def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float | None:
 
 
 def clustered_interval(values: np.ndarray, clusters: np.ndarray, draws: int = 4000) -> tuple[float, float] | None:
-    """Return the 95 % percentile interval of the mean from a bootstrap of whole clusters, with fixed draws."""
+    """Return the 95 % percentile interval of the mean from a bootstrap of whole clusters, with a fixed seed."""
     index, count = _cluster_index(clusters)
     if count < 2 or not np.isfinite(values).all():
         return None
     sums, sizes = np.bincount(index, values), np.bincount(index)
-    drawn = np.random.default_rng(0).integers(0, count, (draws, count))
-    low, high = np.percentile(sums[drawn].sum(1) / sizes[drawn].sum(1), [2.5, 97.5])
+    resampled = np.random.default_rng(0).integers(0, count, (draws, count))
+    low, high = np.percentile(sums[resampled].sum(1) / sizes[resampled].sum(1), [2.5, 97.5])
     return float(low), float(high)
 
 

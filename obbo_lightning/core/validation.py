@@ -1,11 +1,15 @@
 """Validation of values; errors name the key, the rule and the value."""
 
 import math
+import os
 from collections.abc import Collection
+from functools import cache
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroup v2 and v1
 
 
 def positive(name: str, value: float) -> float:
@@ -74,3 +78,30 @@ def instance_of(name: str, value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise ValueError(f"{name} must be an instance of {kind.__name__}, got {value!r}")
     return value
+
+
+def require_memory(name: str, value: object, needed: float) -> None:
+    """Refuse a value whose ``needed`` bytes exceed half of the memory: the rest of a run needs the other half.
+
+    >>> require_memory("window", 10**12, 8e15)
+    Traceback (most recent call last):
+    ValueError: window must fit into the memory of this machine (... GB), got 1000000000000, which needs about 8e+06 GB
+    """
+    available = available_memory()
+    if needed > available / 2:
+        raise ValueError(
+            f"{name} must fit into the memory of this machine ({available / 1e9:.3g} GB), got {value!r}, which needs "
+            f"about {needed / 1e9:.3g} GB"
+        )
+
+
+@cache
+def available_memory() -> int:
+    """Return the bytes of memory that this machine has, or that its container may use."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in CONTAINER_LIMITS:
+        try:
+            limits.append(int(Path(file).read_text()))
+        except (OSError, ValueError):  # another version of control groups, or no limit
+            continue
+    return min(limits)

@@ -19,7 +19,7 @@ from obbo_lightning.inference.artifact import Artifact, read_artifact
 from obbo_lightning.inference.inputs import Inputs, inputs_from
 from obbo_lightning.networks.classifier_head import resize_classifier
 from obbo_lightning.networks.flat import without_noise, without_running_statistics
-from obbo_lightning.networks.frozen_batch_norm import frozen_batch_norm
+from obbo_lightning.networks.norms import frozen_batch_norm
 from obbo_lightning.problems.few_shot import FewShot
 
 BATCH = 256  # queries per forward pass; inductive predictions do not depend on it

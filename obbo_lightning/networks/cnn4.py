@@ -5,7 +5,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from obbo_lightning.core.validation import at_least
-from obbo_lightning.networks.norms import norm_of_images
+from obbo_lightning.networks.norms import make_norm
 
 
 class CNN4(nn.Module):
@@ -20,6 +20,10 @@ class CNN4(nn.Module):
         image_size: side of the images, at least 16.
         norm: ``batch`` (statistics of the batch, none kept: predictions are transductive), ``group``, ``layer`` or
             ``none``.
+
+    >>> import torch
+    >>> CNN4(ways=3, filters=8, image_size=16)(torch.zeros(2, 3, 16, 16)).shape
+    torch.Size([2, 3])
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class CNN4(nn.Module):
 def _block(channels: int, filters: int, norm: str) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(channels, filters, kernel_size=3, padding=1),
-        norm_of_images(norm, filters),
+        make_norm(norm, filters, images=True),
         nn.MaxPool2d(2),
         nn.ReLU(),  # commutes with the maximum, derivatives too, and leaves a quarter of the numbers
     )

@@ -1,4 +1,4 @@
-"""Any network as a pure function of a flat vector of its parameters."""
+"""Any network as a pure function of a flat vector of its parameters, which may be a parameter group of λ."""
 
 import copy
 import inspect
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+
+from obbo_lightning.core.geometry import AdaptiveDiagonal
+from obbo_lightning.core.parameter_groups import ParameterGroup
 
 Factory = Callable[[], nn.Module]
 
@@ -25,6 +28,10 @@ class FlatNetwork:
     Args:
         network: a class or function without arguments that makes a network, or a network. From the first, `initial`
             makes a new network for every seed; its constants are those of seed 0. The second starts from its weights.
+
+    >>> network = FlatNetwork(nn.Linear(3, 2))
+    >>> network.size, network(network.initial(0), torch.zeros(4, 3)).shape
+    (8, torch.Size([4, 2]))
     """
 
     def __init__(self, network: Factory | nn.Module) -> None:
@@ -107,6 +114,31 @@ class FlatNetwork:
             }
         # copies, because a module may write to its buffers
         return {name: value.clone() for name, value in self._constants[place].items()}
+
+
+class Weights(ParameterGroup):
+    """All trainable parameters of a network, flat: the paper's adaptive geometry on R^d.
+
+    With ``lr: auto`` all weights together move by s times their root mean square.
+
+    Args:
+        network: whose weights are the start; or a class or function without arguments that makes one from the seed.
+        settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
+
+    >>> weights = Weights(nn.Linear(3, 2))
+    >>> weights.size, weights.network(weights.start(), weights.start().new_ones(4, 3)).shape
+    (8, torch.Size([4, 2]))
+    """
+
+    has_named_coordinates = False
+
+    def __init__(self, network: Factory | nn.Module, **settings: Any) -> None:
+        self.network = FlatNetwork(network)
+        super().__init__(self.network.initial(0), **{"geometry": AdaptiveDiagonal()} | settings)
+
+    def start(self, seed: int = 0) -> Tensor:
+        """Return the network's own initialisation from ``seed``, or the weights that it came with."""
+        return self.network.initial(seed)
 
 
 class FunctionCaller(nn.Module):

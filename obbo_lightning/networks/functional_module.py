@@ -18,6 +18,13 @@ class FunctionalModule:
 
     Args:
         module: the module; it must contain one `Hyperparameters`.
+
+    >>> from obbo_lightning import Positive
+    >>> module = nn.Sequential(nn.Linear(2, 1), Hyperparameters(decay=Positive(0.1)))
+    >>> functional = FunctionalModule(module)
+    >>> penalty = lambda module, hyper: hyper["decay"] * module[0].weight.square().sum()
+    >>> functional.apply(torch.tensor([0.5]), torch.ones(3), penalty, seed=0, evaluating=False)
+    tensor(1.)
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from obbo_lightning.core.validation import at_least
-from obbo_lightning.networks.norms import norm_of_vectors
+from obbo_lightning.networks.norms import make_norm
 
 
 class MLP(nn.Module):
@@ -19,6 +19,10 @@ class MLP(nn.Module):
         widths: of the hidden layers; an empty list makes a linear classifier.
         norm: ``none``, ``layer``, ``group`` or ``batch`` (statistics of the batch, none kept: predictions are
             transductive).
+
+    >>> import torch
+    >>> MLP(ways=3, shape=[4], widths=[8])(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
     """
 
     def __init__(
@@ -39,7 +43,7 @@ class MLP(nn.Module):
         sizes = [math.prod(shape), *widths]
         self.blocks = nn.Sequential(
             nn.Flatten(),
-            *(nn.Sequential(nn.Linear(a, b), norm_of_vectors(norm, b), nn.ReLU()) for a, b in pairwise(sizes)),
+            *(nn.Sequential(nn.Linear(a, b), make_norm(norm, b, images=False), nn.ReLU()) for a, b in pairwise(sizes)),
         )
         self.linear = nn.Linear(sizes[-1], ways)
 

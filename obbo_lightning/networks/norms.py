@@ -1,36 +1,66 @@
-"""Normalisation layers by name; none of them keeps statistics from one forward pass to the next."""
+"""Normalisation layers by name, none with running statistics; and batch norms frozen to some examples."""
 
-from torch import nn
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from obbo_lightning.core.validation import one_of
 
 NORMS = ("batch", "group", "layer", "none")
 
 
-def norm_of_images(norm: str, channels: int) -> nn.Module:
-    """Return the layer for feature maps ``[n, channels, height, width]``."""
-    one_of("problem.network.norm", norm, NORMS)
-    if norm == "batch":
-        return nn.BatchNorm2d(channels, track_running_stats=False)
-    if norm == "group":
-        return nn.GroupNorm(groups_of(channels), channels)
-    return nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity()
+def make_norm(norm: str, channels: int, images: bool) -> nn.Module:
+    """Return the layer for feature maps ``[n, channels, height, width]``, or for vectors ``[n, channels]``.
 
+    Groups are as many as possible up to 32 with at least four channels each.
 
-def norm_of_vectors(norm: str, width: int) -> nn.Module:
-    """Return the layer for vectors ``[n, width]``."""
-    one_of("problem.network.norm", norm, NORMS)
-    if norm == "batch":
-        return nn.BatchNorm1d(width, track_running_stats=False)
-    if norm == "group":
-        return nn.GroupNorm(groups_of(width), width)
-    return nn.LayerNorm(width) if norm == "layer" else nn.Identity()
-
-
-def groups_of(channels: int) -> int:
-    """Return the number of groups: the largest divisor of the channels up to 32 with at least four channels each.
-
-    >>> groups_of(64), groups_of(160), groups_of(6), groups_of(3)
-    (16, 32, 1, 1)
+    >>> make_norm("group", 64, images=True).num_groups, make_norm("group", 6, images=False).num_groups
+    (16, 1)
     """
-    return max((g for g in range(1, 33) if channels % g == 0 and channels // g >= 4), default=1)
+    one_of("problem.network.norm", norm, NORMS)
+    if norm == "batch":
+        return (nn.BatchNorm2d if images else nn.BatchNorm1d)(channels, track_running_stats=False)
+    if norm == "group":
+        groups = max((g for g in range(1, 33) if channels % g == 0 and channels // g >= 4), default=1)
+        return nn.GroupNorm(groups, channels)
+    if norm == "layer":
+        return nn.GroupNorm(1, channels) if images else nn.LayerNorm(channels)
+    return nn.Identity()
+
+
+@torch.no_grad()
+def frozen_batch_norm(network: nn.Module, support: Tensor) -> nn.Module:
+    """Return a copy of a network whose batch norms use the statistics of ``support``.
+
+    A query's prediction then depends on no other query. On the support examples the logits are those of ``network``,
+    which normalises by the batch.
+
+    Args:
+        network: adapted, without dropout; it is not changed.
+        support: the examples that it was adapted to.
+    """
+    network = copy.deepcopy(network)
+    by_batch = [m for m in network.modules() if isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)]
+    statistics: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def record(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if norm in statistics:
+            raise ValueError(
+                f"a prediction for one query needs norms that are used once, got {type(network).__name__}, which uses "
+                f"a batch norm twice: predict all queries together (transductive)"
+            )
+        axes = [axis for axis in range(inputs[0].ndim) if axis != 1]
+        statistics[norm] = inputs[0].mean(axes), inputs[0].var(axes, unbiased=False)
+
+    hooks = [norm.register_forward_pre_hook(record) for norm in by_batch]
+    network(support)
+    for hook in hooks:
+        hook.remove()
+    for norm in by_batch:
+        if norm in statistics:
+            norm.running_mean, norm.running_var = statistics[norm]
+            norm.track_running_stats = True
+            norm.training = False
+    return network

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from obbo_lightning.core.validation import at_least
-from obbo_lightning.networks.norms import norm_of_images
+from obbo_lightning.networks.norms import make_norm
 
 
 class ResNet12(nn.Module):
@@ -25,6 +25,10 @@ class ResNet12(nn.Module):
         image_size: side of the images, at least 16.
         norm: ``batch`` (statistics of the batch, none kept: predictions are transductive), ``group``, ``layer`` or
             ``none``.
+
+    >>> import torch
+    >>> ResNet12(ways=3, width=2)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 3])
     """
 
     def __init__(
@@ -57,9 +61,9 @@ class ResidualBlock(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for size in (channels, filters, filters):
-            layers += [_convolution(size, filters, 3, norm), norm_of_images(norm, filters), nn.LeakyReLU(0.1)]
+            layers += [_convolution(size, filters, 3, norm), make_norm(norm, filters, images=True), nn.LeakyReLU(0.1)]
         self.residual = nn.Sequential(*layers[:-1])  # the last activation comes after the sum
-        self.shortcut = nn.Sequential(_convolution(channels, filters, 1, norm), norm_of_images(norm, filters))
+        self.shortcut = nn.Sequential(_convolution(channels, filters, 1, norm), make_norm(norm, filters, images=True))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return feature maps of half the side."""

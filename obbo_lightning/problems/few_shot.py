@@ -12,7 +12,7 @@ from obbo_lightning.core.randomness import Sample, derive_seed
 from obbo_lightning.core.validation import nonnegative
 from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.networks.flat import Factory, FlatNetwork, without_noise, without_running_statistics
-from obbo_lightning.networks.frozen_batch_norm import frozen_batch_norm
+from obbo_lightning.networks.norms import frozen_batch_norm
 
 
 class FewShot(Problem):
@@ -78,6 +78,7 @@ class FewShot(Problem):
         return outer[:, -1].exp() if self.learn_proximity else self.proximity
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
+        # L(β; support) + γ/2 ‖λ − β‖²
         fit = self._cross_entropy(inner, task["support"], task["support_labels"], sample)
         distance = (self._weights(outer) - inner).square().sum(-1)
         return fit + 0.5 * self.proximity_at(outer) * distance
@@ -105,6 +106,7 @@ class FewShot(Problem):
     def mixed_term(
         self, outer: Tensor, inner: Tensor, task: Task, vector: Tensor, sample: Sample | None = None
     ) -> Tensor:
+        # ∇²_λβ g = −γ I
         if not self.learn_proximity:
             return -self.proximity * vector
         proximity = outer[:, -1:].exp()

@@ -16,9 +16,8 @@ from obbo_lightning.problems.sources import cross_entropy
 class VectorScaling(ModuleProblem):
     """g_t(λ, β) = L(scale ⊙ z(β) + offset; training batch), f_t(λ, β) = L(z(β); balanced batch), L the cross-entropy.
 
-    The loss is the vector scaling of Kini et al. (2021), "Label-imbalanced and group-sensitive classification under
-    overparameterization"; with scales of 1 and the logarithms of the classes' frequencies as offsets it is logit
-    adjustment, whose logits z(β) are those of a training set in which no class is rare.
+    With scales of 1 and the logarithms of the classes' frequencies as offsets this is logit adjustment, whose logits
+    z(β) are those of a training set in which no class is rare.
 
     A rare class has a small hypergradient only because it is rare, so the geometry of both parameter groups adapts to
     each coordinate.
@@ -26,11 +25,17 @@ class VectorScaling(ModuleProblem):
     A task has ``train_x``, ``train_y``; ``validation_x``, ``validation_y`` and ``test_x``, ``test_y``, both balanced;
     and ``frequency``, the frequencies of the classes in training.
 
+    Reference: Kini, Paraskevas, Oymak, Thrampoulidis, "Label-Imbalanced and Group-Sensitive Classification under
+    Overparameterization", 2021.
+
     Args:
         network: a class or function without arguments that makes a network, or a network.
         ways: number of classes.
         reach: offsets lie between −reach and reach.
         factor: scales lie between 1/factor and factor.
+
+    >>> VectorScaling(nn.Linear(4, 3), ways=3).initial_outer(0)  # offsets, scales
+    tensor([[0., 0., 0., 1., 1., 1.]])
     """
 
     def __init__(

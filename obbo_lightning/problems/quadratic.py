@@ -19,6 +19,10 @@ class Quadratic(Problem):
         coupling: B ``[lanes, p, d]``.
         ridge: weight of ‖λ‖² in f.
         noise: standard deviation of the noise that one observation adds to each coordinate of ∇_β g and ∇_β f.
+
+    >>> problem = Quadratic(2 * torch.eye(2).unsqueeze(0), torch.eye(2).unsqueeze(0))
+    >>> problem.solution(torch.ones(1, 2), {"b": torch.ones(1, 2), "c": torch.zeros(1, 2)})  # (λ + b)/2
+    tensor([[1., 1.]])
     """
 
     def __init__(self, inner_matrix: Tensor, coupling: Tensor, ridge: float = 0.1, noise: float = 0.0) -> None:
@@ -42,6 +46,7 @@ class Quadratic(Problem):
         self.response = torch.linalg.solve(inner_matrix, coupling)  # S = ∂β̂/∂λ
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
+        # ½ βᵀAβ − βᵀ(Bλ + b_t)
         linear = _apply(self.coupling, outer) + task["b"] + self._noise(inner, sample)
         return (inner * (0.5 * _apply(self.inner_matrix, inner) - linear)).sum(-1)
 
@@ -50,13 +55,14 @@ class Quadratic(Problem):
         return fit + 0.5 * self.ridge * outer.square().sum(-1)
 
     def select_lanes(self, task: Task, lanes: slice) -> tuple[Problem, Task]:
-        part = Quadratic(self.inner_matrix[lanes], self.coupling[lanes], self.ridge, self.noise)
-        return part, {name: values[lanes] for name, values in task.items()}
+        selected = Quadratic(self.inner_matrix[lanes], self.coupling[lanes], self.ridge, self.noise)
+        return selected, {name: values[lanes] for name, values in task.items()}
 
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor:
         return torch.zeros_like(task["b"])
 
     def solution(self, outer: Tensor, task: Task) -> Tensor:
+        # β̂_t(λ) = Sλ + A⁻¹b_t
         return _apply(self.response, outer) + torch.linalg.solve(self.inner_matrix, task["b"])
 
     def hypergradient(self, outer: Tensor, task: Task) -> tuple[Tensor, Tensor]:
@@ -67,6 +73,7 @@ class Quadratic(Problem):
     def mixed_term(
         self, outer: Tensor, inner: Tensor, task: Task, vector: Tensor, sample: Sample | None = None
     ) -> Tensor:
+        # ∇²_λβ g = −Bᵀ
         return -_apply(self.coupling.mT, vector)
 
     def smoothness(self, outer: Tensor, task: Task) -> Tensor:

@@ -20,6 +20,9 @@ class Regularized(ModuleProblem):
 
     Args:
         network: a class or function without arguments that makes a network, or a network.
+
+    >>> list(Regularized(nn.Linear(4, 3)).groups.named)
+    ['decay', 'smoothing']
     """
 
     def __init__(self, network: Factory | nn.Module = CNN4) -> None:

@@ -21,6 +21,9 @@ class SourceWeights(ModuleProblem):
         network: a class or function without arguments that makes a network, or a network.
         sources: number of sources.
         floor: smallest weight of a source, as a fraction of the equal weight.
+
+    >>> SourceWeights(nn.Linear(4, 3), sources=4).initial_outer(0)
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
 
     def __init__(self, network: Factory | nn.Module = MLP, sources: int = 10, floor: float = 0.0) -> None:

@@ -1,11 +1,18 @@
 """Linear smoothing spline with a learned smoothing weight: solution and hypergradient in closed form."""
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Sample
-from obbo_lightning.problems.tridiagonal import solve_chain
+
+Array = NDArray[np.float64]
 
 
 class SmoothingSpline(Problem):
@@ -30,6 +37,7 @@ class SmoothingSpline(Problem):
     coordinate_names = ("weight",)
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
+        # Σ (y_i − β_i)² + λ Σ (β_{i+1} − β_i)²/Δ_i
         residual = inner - task["values"]
         bend = (inner.diff(dim=-1).square() * _stiffness(task)).sum(-1)
         return _sum_of_squares(residual, sample) + outer[:, 0] * bend
@@ -57,10 +65,10 @@ class SmoothingSpline(Problem):
         return {"mse": (self.predict(inner, task) - task["validation_values"]).square().mean(-1)}
 
     def solution(self, outer: Tensor, task: Task) -> Tensor:
-        return solve_chain(task["values"], _stiffness(task), outer[:, 0])[0]
+        return solve_spline(task["values"], _stiffness(task), outer[:, 0])[0]
 
     def hypergradient(self, outer: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-        solution, derivative = solve_chain(task["values"], _stiffness(task), outer[:, 0])
+        solution, derivative = solve_spline(task["values"], _stiffness(task), outer[:, 0])
         residual = self.predict(solution, task) - task["validation_values"]
         # F'(λ) = 2 Σ (prediction − y) · d(prediction)/dλ, and predictions are linear in β
         slope = 2 * (residual * self.predict(derivative, task)).sum(-1, keepdim=True)
@@ -137,3 +145,79 @@ def _sum_of_squares(residual: Tensor, sample: Sample | None) -> Tensor:
     count = residual.shape[-1]
     rows = sample.indices(count, residual.device)
     return residual[:, rows].square().mean(-1) * count
+
+
+def solve_spline(values: Tensor, stiffness: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return β with (I + λK) β = y, and dβ/dλ = −(I + λK)⁻¹ Kβ, exactly, from one factorisation.
+
+    K = Dᵀ diag(k) D with the differences D is tridiagonal. With s = λ k_i the pivots of I + λK are s + e_i, e_1 = 1 and
+    e_{i+1} = 1 + s e_i / (s + e_i): nothing is ever subtracted, so there is no cancellation however large λ is.
+
+    Args:
+        values: y ``[lanes, n]``.
+        stiffness: k ``[n − 1]``, shared by the lanes.
+        weight: λ ``[lanes]``, positive.
+    """
+    # [n, lanes]: the recurrence runs along n and vectorises over lanes. Other devices and precisions are converted: 3n
+    # kernels of one row each would take longer on a GPU than the transfer.
+    y, k, w = (x.detach().to("cpu", torch.float64) for x in (values.T, stiffness, weight))
+    solution, derivative = _compiled()(*(x.contiguous().numpy() for x in (y, k, w)))
+    return torch.from_numpy(solution).T.to(values), torch.from_numpy(derivative).T.to(values)
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    import numba  # takes most of a second, and only the spline needs it
+
+    try:
+        compiled: Callable[..., Any] = numba.njit(cache=True)(_solve_rows)
+    except RuntimeError:  # no writable folder for the cache
+        compiled = numba.njit(_solve_rows)
+    return compiled
+
+
+def _solve_rows(values: Array, stiffness: Array, weight: Array) -> Any:
+    n, lanes = values.shape
+    inverse = np.empty((n, lanes))  # of the pivots
+    solution, derivative = np.empty((n, lanes)), np.empty((n, lanes))
+    rest = np.ones(lanes)
+    solution[0] = values[0]
+    for i in range(n - 1):
+        for j in range(lanes):
+            s = weight[j] * stiffness[i]
+            inverse[i, j] = 1 / (s + rest[j])
+            ratio = s * inverse[i, j]
+            solution[i + 1, j] = values[i + 1, j] + ratio * solution[i, j]
+            rest[j] = 1 + ratio * rest[j]
+    for j in range(lanes):
+        inverse[n - 1, j] = 1 / rest[j]
+        solution[n - 1, j] *= inverse[n - 1, j]
+    for i in range(n - 2, -1, -1):
+        for j in range(lanes):
+            s = weight[j] * stiffness[i]
+            solution[i, j] = (solution[i, j] + s * solution[i + 1, j]) * inverse[i, j]
+    for i in range(n):
+        for j in range(lanes):
+            # Kβ, from whichever of its two forms does not cancel: (y − β)/λ, or differences of β
+            behind = stiffness[i - 1] * (solution[i, j] - solution[i - 1, j]) if i > 0 else 0.0
+            ahead = stiffness[i] * (solution[i + 1, j] - solution[i, j]) if i < n - 1 else 0.0
+            large = weight[j] >= 1
+            derivative[i, j] = (values[i, j] - solution[i, j]) / weight[j] if large else behind - ahead
+    for i in range(n - 1):
+        for j in range(lanes):
+            derivative[i + 1, j] += weight[j] * stiffness[i] * inverse[i, j] * derivative[i, j]
+    for j in range(lanes):
+        derivative[n - 1, j] *= -inverse[n - 1, j]
+    for i in range(n - 2, -1, -1):
+        for j in range(lanes):
+            s = weight[j] * stiffness[i]
+            derivative[i, j] = (s * derivative[i + 1, j] - derivative[i, j]) * inverse[i, j]
+    # Σβ = Σy for every λ, so the derivative sums to zero: subtract the common shift that rounding has left
+    rest[:] = 0
+    for i in range(n):
+        for j in range(lanes):
+            rest[j] += derivative[i, j]
+    for i in range(n):
+        for j in range(lanes):
+            derivative[i, j] -= rest[j] / n
+    return solution, derivative

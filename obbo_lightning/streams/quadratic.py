@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.domains import L2Ball
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
-from obbo_lightning.core.validation import at_least, nonnegative
+from obbo_lightning.core.validation import at_least, nonnegative, require_memory
 from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.streams.stream import Stream, Tasks, TaskSequence
 

@@ -1,4 +1,4 @@
-"""The contract of a geometry."""
+"""Contract of a geometry, checked at random points of every domain that it supports."""
 
 from collections.abc import Iterator
 
@@ -14,17 +14,17 @@ REGULARIZERS: tuple[ElasticNet, ...] = (NoRegularizer(), L1(0.3), SquaredL2(0.7)
 
 
 def check_geometry(geometry: Geometry, seed: int = 0, dim: int = 5, lanes: int = 3) -> None:
-    """Raise AssertionError where a geometry breaks its contract, on every triple that it says it supports.
+    """Raise AssertionError where a geometry breaks its contract, with every regularizer and domain that it supports.
 
-    Divergences are nonnegative and satisfy the three-point identity, the mirror map is the gradient of φ and has the
-    inverse it claims, the step is feasible and no random feasible point does better, lanes do not mix, with φ_t held
-    fixed the two lemmas on the generalized projection hold with its ρ, and what ``lr: auto`` asks for has no units.
+    Divergences are nonnegative and satisfy the three-point identity; the mirror map is the gradient of φ, and
+    ``inverse_mirror`` its inverse; the step is feasible, and no random feasible point is better; lanes do not mix; with
+    φ_t held fixed the two lemmas on the generalized projection hold with its ρ; and ``unit`` is proportional to q.
 
     Args:
         geometry: yours.
         seed: of the random points.
         dim: d of the random points.
-        lanes: how many are tried at once.
+        lanes: number of points at once.
 
     >>> from obbo_lightning.geometry import Euclidean
     >>> check_geometry(Euclidean())
@@ -45,7 +45,7 @@ def check_geometry(geometry: Geometry, seed: int = 0, dim: int = 5, lanes: int =
 
 
 def supported_triples(geometry: Geometry) -> Iterator[tuple[ElasticNet, Domain]]:
-    """The pairs of regularizer and domain that a geometry takes, among one of each kind."""
+    """Yield the pairs of regularizer and domain that a geometry supports, among `REGULARIZERS` and `DOMAINS`."""
     for domain in DOMAINS:
         for regularizer in REGULARIZERS:
             if geometry.supports(regularizer, domain):
@@ -53,7 +53,7 @@ def supported_triples(geometry: Geometry) -> Iterator[tuple[ElasticNet, Domain]]
 
 
 def random_point(domain: Domain, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """A point of X in float64, away from where an entropy ends."""
+    """Return a point of X in float64, positive where the domain has no negative points."""
     point = _normal(shape, generator)
     if isinstance(domain, Simplex):
         return point.softmax(-1)
@@ -65,7 +65,7 @@ def random_point(domain: Domain, shape: tuple[int, ...], generator: torch.Genera
 def objective(
     distance: Distance, regularizer: ElasticNet, outer: Tensor, direction: Tensor, lr: float, candidate: Tensor
 ) -> Tensor:
-    """⟨q, x⟩ + h(x) + D_φ(x, λ)/α a lane, the thing that the step minimises."""
+    """Return ⟨q, x⟩ + h(x) + D_φ(x, λ)/α ``[lanes]``, which the step minimises."""
     linear = (direction * candidate).sum(-1)
     return linear + regularizer(candidate) + distance.divergence(candidate, outer) / lr
 

@@ -1,13 +1,15 @@
-"""The contract of a problem."""
+"""Contract of a problem: its derivatives against automatic differentiation and central differences."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Sample
-from obbo_lightning.testing.differences import central_difference
 
-SAMPLE_SIZE, DRAWS = 2, 500
+SAMPLE_SIZE, SAMPLES = 2, 500
+DIFFERENCE_WEIGHTS = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # c_k
 
 
 def check_problem(problem: Problem, outer: Tensor, inner: Tensor, task: Task, tolerance: float = 1e-6) -> None:
@@ -60,12 +62,12 @@ def _check_samples(problem: Problem, outer: Tensor, inner: Tensor, task: Task) -
     for name in ("inner_loss", "outer_loss"):
         once, twice = (getattr(problem, name)(outer, inner, task, sample) for _ in range(2))
         assert torch.equal(once, twice), f"{name} must be the same for the same sample, got {once} and {twice}"
-        draws = torch.stack(
-            [getattr(problem, name)(outer, inner, task, Sample(seed, SAMPLE_SIZE)) for seed in range(DRAWS)]
+        estimates = torch.stack(
+            [getattr(problem, name)(outer, inner, task, Sample(seed, SAMPLE_SIZE)) for seed in range(SAMPLES)]
         )
         whole = getattr(problem, name)(outer, inner, task)
-        error = draws.std(0) / DRAWS**0.5 + 1e-12 * (1 + whole.abs())
-        assert bool(((draws.mean(0) - whole).abs() <= 5 * error).all()), f"{name} of a sample is a biased estimate"
+        error = estimates.std(0) / SAMPLES**0.5 + 1e-12 * (1 + whole.abs())
+        assert bool(((estimates.mean(0) - whole).abs() <= 5 * error).all()), f"{name} of a sample is a biased estimate"
 
 
 def _check_mixed_term(problem: Problem, outer: Tensor, inner: Tensor, task: Task, tolerance: float) -> None:
@@ -124,3 +126,26 @@ def _assert_close(name: str, found: Tensor, expected: Tensor, tolerance: float) 
     error = float((found - expected).abs().max())
     allowed = tolerance * (1 + float(expected.abs().max()))
     assert error <= allowed, f"{name} is off by {error:.3g}, allowed is {allowed:.3g}"
+
+
+def central_difference(function: Callable[[Tensor], Tensor], point: Tensor, step: float = 1e-3) -> Tensor:
+    """Return the gradient of a function ``[lanes, d] -> [lanes]`` at ``point``, to about 1e-12.
+
+    Args:
+        function: of each lane's row only.
+        point: ``[lanes, d]`` in float64.
+        step: h.
+
+    >>> central_difference(lambda x: x.exp().sum(-1), torch.zeros(1, 1, dtype=torch.float64)).round(decimals=10)
+    tensor([[1.]], dtype=torch.float64)
+    """
+    columns = []
+    for i in range(point.shape[-1]):
+        shift = torch.zeros_like(point)
+        shift[:, i] = step
+        # f'(x) ≈ Σ_k c_k (f(x + kh) − f(x − kh))/h with an error of order h⁸
+        differences = [
+            c * (function(point + k * shift) - function(point - k * shift)) for k, c in enumerate(DIFFERENCE_WEIGHTS, 1)
+        ]
+        columns.append(torch.stack(differences).sum(0) / step)
+    return torch.stack(columns, dim=-1)

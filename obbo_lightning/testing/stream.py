@@ -1,4 +1,4 @@
-"""The contract of a stream."""
+"""Contract of a stream: the same tasks whenever they are requested, a problem, a start and a metric."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ def check_stream(stream: Stream, rounds: int = 3) -> None:
 
     Args:
         stream: yours.
-        rounds: how many tasks of each split are looked at.
+        rounds: number of tasks of each split that are checked.
 
     >>> from obbo_lightning.streams.quadratic import QuadraticStream
     >>> check_stream(QuadraticStream())
@@ -36,19 +36,19 @@ def check_stream(stream: Stream, rounds: int = 3) -> None:
 
 
 def _check_train(train: Sequence[Task] | Iterable[Task], rounds: int) -> Task:
-    """A copy of the first task, which the others are compared with."""
+    """Check the training tasks; return a copy of the first, which others are compared with."""
     if has_random_access(train):
         assert len(train), "train must have a task, and has none"
-        first = _kept(train[0])
+        first = _copy(train[0])
         _check_sequence("train", train, rounds, first)
         return first
     iterator: Any = iter(train)
-    start = copy.deepcopy(iterator.state_dict()) if _says_where(iterator) else None
-    tasks = [_kept(task) for task in islice(iterator, rounds)]
+    start = copy.deepcopy(iterator.state_dict()) if _has_state(iterator) else None
+    tasks = [_copy(task) for task in islice(iterator, rounds)]
     assert tasks, "train must have a task, and has none"
     _check_form("train", tasks, tasks[0])
     again: Any = iter(train)
-    if again is iterator and start is not None:  # there is one of it, which can go back
+    if again is iterator and start is not None:  # a single iterator, set back to its start
         again.load_state_dict(start)
     _assert_same("train: a second iteration", tasks, list(islice(again, rounds)))
     if again is iterator and start is not None:
@@ -58,21 +58,21 @@ def _check_train(train: Sequence[Task] | Iterable[Task], rounds: int) -> Task:
 
 
 def _check_sequence(name: str, tasks: Sequence[Task], rounds: int, like: Task) -> None:
-    places = range(min(rounds, len(tasks)))
-    drawn = [tasks[t] for t in places]
-    kept = [_kept(task) for task in drawn]
-    _check_form(name, kept, like)
-    for task in drawn:
+    numbers = range(min(rounds, len(tasks)))
+    returned = [tasks[t] for t in numbers]
+    copies = [_copy(task) for task in returned]
+    _check_form(name, copies, like)
+    for task in returned:
         for value in task.values():
             value.zero_()
-    changed = "changing a task in place changes what is drawn next; it must be a copy"
-    for t in reversed(places):
+    changed = "changing a task in place changes the task that is returned next; it must be a copy"
+    for t in reversed(numbers):
         found = tasks[t]
         _check_form(name, [found], like)
-        same = _same(kept[t], found)
-        assert same or not _is_zero(found) or _is_zero(kept[t]), f"{name}: {changed}"
-        assert same, f"{name}: task {t} must be the same whenever it is drawn, and is not"
-        assert _same(found, tasks[t]), f"{name}: task {t} drawn twice in a row must be the same, and is not"
+        same = _same(copies[t], found)
+        assert same or not _is_zero(found) or _is_zero(copies[t]), f"{name}: {changed}"
+        assert same, f"{name}: task {t} must be the same whenever it is requested, and is not"
+        assert _same(found, tasks[t]), f"{name}: task {t} requested twice in a row must be the same, and is not"
 
 
 def _check_form(name: str, tasks: Sequence[Task], like: Task) -> None:
@@ -84,30 +84,30 @@ def _check_form(name: str, tasks: Sequence[Task], like: Task) -> None:
             assert value.dtype == like[key].dtype, f"{name}: {key!r} must be {like[key].dtype}, got {value.dtype}"
 
 
-def _says_where(iterator: Any) -> bool:
+def _has_state(iterator: Any) -> bool:
     return hasattr(iterator, "state_dict") and hasattr(iterator, "load_state_dict")
 
 
 def _check_state(train: Iterable[Task], tasks: Sequence[Task]) -> None:
-    """An iterator that can say where it is goes on from there."""
+    """Check that an iterator with a state continues from it."""
     iterator: Any = iter(train)
-    if not _says_where(iterator):
+    if not _has_state(iterator):
         return
     half = len(tasks) // 2
     list(islice(iterator, half))
     state = copy.deepcopy(iterator.state_dict())
-    list(islice(iterator, 1))  # whoever goes on must not spoil the state
+    list(islice(iterator, 1))  # must not change the state that was returned
     other: Any = iter(train)
     other.load_state_dict(state)
-    _assert_same("train: an iterator that goes on from a state", tasks[half:], list(islice(other, len(tasks) - half)))
+    _assert_same("train: an iterator that continues from a state", tasks[half:], list(islice(other, len(tasks) - half)))
 
 
 def _problem(stream: Stream) -> Problem:
     try:
         problem = stream.problem()
-    except Exception as error:  # it is the user's code that is run here
-        raise AssertionError(f"problem() must make the problem of the stream, and fails: {error}") from error
-    assert isinstance(problem, Problem), f"problem() must make a Problem, got {type(problem).__name__}"
+    except Exception as error:  # this runs the user's code
+        raise AssertionError(f"problem() must return the problem of the stream, and fails: {error}") from error
+    assert isinstance(problem, Problem), f"problem() must return a Problem, got {type(problem).__name__}"
     return problem
 
 
@@ -117,8 +117,8 @@ def _check_start(stream: Stream, problem: Problem) -> Tensor:
     assert outer.is_floating_point(), f"start must be floating-point, got {outer.dtype}"
     assert bool(outer.isfinite().all()), "start must be finite, and is not"
     before = outer.clone()
-    outer.add_(1)  # what was handed out is the caller's
-    torch.rand(1)  # the global generator has moved
+    outer.add_(1)  # a caller may change its copy
+    torch.rand(1)  # advances the global generator
     assert torch.equal(before, stream.start(problem, 0)), "start must depend on the seed alone, and does not"
     return before
 
@@ -138,7 +138,7 @@ def _check_losses(stream: Stream, problem: Problem, outer: Tensor, task: Task) -
     assert stream.metric.name in known, f"metric must be one of {', '.join(known)}, got {stream.metric.name!r}"
 
 
-def _kept(task: Any) -> Task:
+def _copy(task: Any) -> Task:
     assert isinstance(task, dict), f"a task must be a dict of tensors, got {type(task).__name__}"
     for key, value in task.items():
         assert isinstance(value, Tensor), f"a task must be a dict of tensors, got {type(value).__name__} for {key!r}"
@@ -152,7 +152,7 @@ def _same(one: Task, other: Task) -> bool:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
-    both_nan = (one != one) & (other != other)  # the same task, though not a good one
+    both_nan = (one != one) & (other != other)  # NaN in both is the same task
     return bool(((one == other) | both_nan).all())
 
 
@@ -161,6 +161,6 @@ def _is_zero(task: Task) -> bool:
 
 
 def _assert_same(what: str, tasks: Sequence[Task], found: Sequence[Task]) -> None:
-    assert len(tasks) == len(found), f"{what} must give the same tasks, and gave {len(found)} of {len(tasks)}"
+    assert len(tasks) == len(found), f"{what} must give the same tasks, got {len(found)} of {len(tasks)}"
     for t, (one, other) in enumerate(zip(tasks, found, strict=True)):
-        assert _same(one, other), f"{what} must give the same tasks, and task {t} is another"
+        assert _same(one, other), f"{what} must give the same tasks, got another task {t}"

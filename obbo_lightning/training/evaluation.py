@@ -38,10 +38,8 @@ def evaluate(
         oracle = Oracle(problem, outer, task, Key(seed, -1), start.solver_state)
         inner = problem.solution(outer, task)
         if inner is None:
-            first = start.inner
-            if first is None and algorithm.inner.warm_starts:
-                first = problem.initial_inner(outer, task)
-            inner = algorithm.inner.without_sampling(oracle, first)
+            solver = algorithm.inner.without_sampling
+            inner = solver(oracle, solver.warm_start(oracle, start.inner))
         scores = {"loss": oracle.outer_loss(inner), **problem.scores(outer, inner, task)}
         return {**scores, **problem.evaluation_scores(outer, inner, task)}
 

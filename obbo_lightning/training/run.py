@@ -22,9 +22,8 @@ from torch import Tensor
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.config.parse import Config, ConfigError, callback_entries
 from obbo_lightning.config.registry import find_component
-from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.problem import Task
-from obbo_lightning.core.validation import at_least
+from obbo_lightning.core.validation import at_least, require_memory
 from obbo_lightning.escaping import PlainConsole, escape_terminal
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures

@@ -41,11 +41,11 @@ class AllReduce:
     """Sum over threads that take the place of processes."""
 
     def __init__(self, ranks):
-        self.barrier, self.messages, self.calls = Barrier(ranks, timeout=60), [None] * ranks, []
+        self.barrier, self.messages, self.ranks = Barrier(ranks, timeout=60), [None] * ranks, []
 
     def __call__(self, rank, flat):
         self.messages[rank] = flat
-        self.calls.append(rank)
+        self.ranks.append(rank)
         self.barrier.wait()
         total = torch.stack(self.messages).sum(0)
         self.barrier.wait()
@@ -72,7 +72,7 @@ def test_two_processes_compute_the_rounds_of_one(cls, division):
             for rank in range(2)
         ]
         found = [future.result() for future in futures]
-    assert sorted(all_reduce.calls) == [0, 0, 1, 1]  # one message per round of each process
+    assert sorted(all_reduce.ranks) == [0, 0, 1, 1]  # one message per round of each process
     for one, first, second in zip(expected, *found, strict=True):
         assert torch.equal(first.outer, second.outer)
         for name in ("outer", "loss", "inner_loss", "residual", "hypergradient_error"):
@@ -142,3 +142,11 @@ def test_tasks_solved_as_lanes_give_the_round_of_a_loop(inner):
             found = getattr(one, name)
             assert (found is None) == (value is None)
             assert value is None or torch.allclose(found, value, rtol=1e-10), name
+
+
+def test_a_sum_over_processes_keeps_shapes_and_dtypes():
+    values = [torch.ones(2, 3), torch.full((4,), 0.1, dtype=torch.float64), torch.zeros(0)]
+    found = Shard(all_reduce=lambda flat: 2 * flat).sum(values)
+    for one, other in zip(values, found, strict=True):
+        assert other.dtype == one.dtype
+        assert torch.equal(other, 2 * one)

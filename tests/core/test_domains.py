@@ -20,6 +20,8 @@ def test_a_domain_contains_its_boundary_and_nothing_beyond_it():
     assert Box(-0.5, 1.5).contains(points).tolist() == [True, True, True, True, False]
     assert L2Ball(1.0).contains(points).tolist() == [True, True, True, False, False]
     assert RealSpace().contains(points).tolist() == [True, True, True, True, False]
+    near = torch.tensor([[0.1 - 1e-10, 0.9 + 1e-10], [0.1 - 1e-6, 0.9 + 1e-6]], dtype=F64)
+    assert Simplex(0.1).contains(near).tolist() == [True, False]  # up to rounding
 
 
 @pytest.mark.parametrize("domain", [Box(-0.5, 0.25), Nonnegative(), L2Ball(0.8), Simplex(), Simplex(0.1)], ids=str)

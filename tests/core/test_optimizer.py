@@ -7,7 +7,7 @@ import pytest
 import torch
 from toy import F64
 
-from obbo_lightning import SGDM, Adam, BregmanProx, Interval, ParameterGroups, Real
+from obbo_lightning import OBBO, SGDM, Adam, BregmanProx, Interval, ParameterGroups, Real
 from obbo_lightning.domains import Box, Nonnegative, Simplex
 from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
 
@@ -166,3 +166,31 @@ def test_the_gradient_that_a_caller_keeps_is_not_changed():
     outer.grad = kept
     optimizer.step()
     assert kept.tolist() == [[3.0, -4.0]]
+
+
+@pytest.mark.parametrize("lr", [0.2, "auto"])
+def test_a_schedule_multiplies_the_steps_of_all_groups(lr):
+    groups = ParameterGroups(first=Real([1.0, 2.0], lr=lr), second=Real([3.0], lr=0.4))
+    direction = torch.tensor([[1.0, -2.0, 3.0]], dtype=F64)
+
+    def step(factor):
+        outer = torch.nn.Parameter(groups.start(dtype=F64))
+        before, optimizer = outer.detach().clone(), OBBO().optimizer(outer, groups)
+        optimizer.param_groups[0]["lr"] *= factor
+        outer.grad = direction
+        optimizer.step()
+        return before - outer.detach(), optimizer.generalized_gradient(before, outer)
+
+    (full, gradient), (half, same_gradient) = step(1.0), step(0.5)
+    assert torch.allclose(half, full / 2)
+    assert torch.allclose(full[:, 2:], 0.4 * direction[:, 2:])
+    for found in (gradient, same_gradient):  # of a Euclidean step it is q, whatever α is
+        assert torch.allclose(found, direction)
+
+
+def test_step_sizes_that_are_not_positive_are_refused():
+    outer = torch.nn.Parameter(torch.ones(1, 2))
+    with pytest.raises(ValueError, match="lr must be a positive finite number, got 0"):
+        BregmanProx([outer], lr=0.0)
+    with pytest.raises(ValueError, match="lr must be a positive finite number, got -1"):
+        BregmanProx([outer]).add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": -1.0})

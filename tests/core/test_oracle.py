@@ -93,7 +93,7 @@ class WithDropout(Nonlinear):
     is_stochastic = True
 
 
-def test_the_noise_of_a_problem_is_drawn_in_inner_steps_and_left_out_of_hypergradients():
+def test_the_noise_of_a_problem_is_in_inner_steps_and_left_out_of_hypergradients():
     oracle = Oracle(WithDropout(), toy_point(), toy_task(), Key(3))
     assert oracle.draw("inner", 2, None) == Sample(Key(3).seed_for("inner", 2), None)
     assert oracle.draw("zeta", 2, None) is None
@@ -104,3 +104,32 @@ def test_the_noise_of_a_problem_is_drawn_in_inner_steps_and_left_out_of_hypergra
 def test_inference_mode_is_refused():
     with torch.inference_mode(), pytest.raises(RuntimeError, match=r"cannot be solved in torch\.inference_mode"):
         Oracle(Nonlinear(), toy_point(), toy_task())
+
+
+class TwoLayouts(Nonlinear):
+    """Records whether a loss is evaluated on the task itself or on the layout for first derivatives."""
+
+    def __init__(self):
+        self.layouts = []
+
+    def for_gradients(self, task):
+        return {**task, "for_gradients": torch.ones(())}
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        self.layouts.append("for_gradients" in task)
+        return super().inner_loss(outer, inner, task, sample)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        self.layouts.append("for_gradients" in task)
+        return super().outer_loss(outer, inner, task, sample)
+
+
+def test_only_first_derivatives_use_their_own_memory_layout():
+    problem, inner = TwoLayouts(), toy_point(seed=2)
+    oracle = Oracle(problem, toy_point(), toy_task())
+    oracle.inner_gradient(inner)
+    oracle.outer_gradients(inner)
+    oracle.outer_loss(inner)
+    oracle.curvature(inner)
+    oracle.total_outer_gradient(oracle.outer.clone(), steps=1)
+    assert problem.layouts == [True, True, True, False, False]

@@ -179,3 +179,12 @@ def test_a_state_has_the_tasks_of_all_processes_and_each_continues_with_its_own(
     assert numbers(other) == [[9], [9]]
     other.load_state_dict(state)
     assert numbers(other) == [[1, 9], [2, 9]]
+
+
+def test_a_start_that_is_not_finite_and_hypergradients_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="outer start must be finite, got 1 values that are not"):
+        make_step(OBBO(), torch.tensor([[1.0, torch.nan]]))
+    step = make_step(OBBO(), torch.zeros(2, 3))
+    for shape in ((2, 3), (1, 1, 3), (1, 2, 4)):
+        with pytest.raises(ValueError, match=r"hypergradients must have shape \[rounds, 2, 3\], got"):
+            step(torch.zeros(shape))

@@ -214,8 +214,8 @@ def test_regrets_and_generalized_gradients_of_the_groups_add_up_to_the_total():
     _, updates = run_steps(OBBO(window=2), groups)
     for update in updates:
         for kind in ("euclidean", "generalized"):
-            parts = sum(update.regret[f"{kind}/{name}"] for name in groups.named)
-            assert torch.allclose(parts, update.regret[kind], rtol=1e-12)
+            total = sum(update.regret[f"{kind}/{name}"] for name in groups.named)
+            assert torch.allclose(total, update.regret[kind], rtol=1e-12)
         squares = sum(update.step_metrics[f"generalized_norm/{name}"].square() for name in groups.named)
         assert torch.allclose(squares, update.generalized_gradient.square().sum(-1), rtol=1e-12)
         assert update.regret["exact"] is update.regret["exact/decay"] is None
@@ -263,6 +263,7 @@ REFUSED = {
     "order": (lambda: Interval(1.0, 0.0), "low must be smaller than high, both finite, got 1.0 and 0.0"),
     "size": (lambda: OnSimplex(1), "size must be an integer of at least 2, got 1"),
     "sizes": (lambda: Real([1.0, 2.0], size=3), "start must be a number or a list of 3, got the shape [2]"),
+    "empty": (lambda: Real([]), "start must be a number or a list of numbers, got the shape [0]"),
     "no start": (lambda: ParameterGroup(None, Euclidean()).start(), "start must be given where λ has no parameter"),
     "lr": (lambda: Real(lr="fast"), "lr must be a positive finite number or auto, got 'fast'"),
     "combination": (lambda: Positive(1.0, geometry=Burg()), "these are:"),

@@ -43,8 +43,8 @@ def test_a_key_has_other_seeds_for_every_round_age_and_slot():
 
 
 def test_samples_are_uniform_and_reproducible():
-    drawn = torch.cat([Sample(seed, 20).indices(7) for seed in range(20)])
-    counts = torch.bincount(drawn, minlength=7)
+    indices = torch.cat([Sample(seed, 20).indices(7) for seed in range(20)])
+    counts = torch.bincount(indices, minlength=7)
     assert len(counts) == 7
     # binomial: 400/7 ± 7; five standard deviations
     assert ((counts - 400 / 7).abs() < 35).all()

@@ -218,3 +218,40 @@ def test_the_key_of_a_task_has_its_age_and_its_slot_in_its_round():
         (1, 1, 2, names[0]), (1, 1, 3, names[1]), (1, 0, 2, names[2]), (1, 0, 3, names[3]),
         (2, 1, 2, names[2]), (2, 1, 3, names[3]), (2, 0, 2, names[4]), (2, 0, 3, names[5]),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"problem": None}, "problem must be an instance of Problem, got None"),
+        ({"algorithm": OBBO}, "algorithm must be an instance of Algorithm"),
+        ({"algorithm": OBBO(hypergradient=ClosedForm())}, "needs a closed form, and Nonlinear has none"),
+        ({"outer": [[0.0]]}, "outer must be an instance of Tensor"),
+        ({"outer": torch.zeros(3)}, r"outer must be a floating-point tensor \[lanes, d\], got torch.float32 of shape"),
+        ({"inner": torch.zeros(1, 3, dtype=F64)}, r"inner must have shape \[2 lanes, p\], got \(1, 3\)"),
+        ({"inner": torch.zeros(2, 3)}, "inner must have the dtype of outer, torch.float64, got torch.float32"),
+        ({"inner": torch.full((2, 3), torch.inf, dtype=F64)}, "inner start must be finite, got 6 values"),
+    ],
+)
+def test_online_refuses_impossible_arguments_before_the_first_task(changes, message):
+    arguments = {"problem": Nonlinear(), "algorithm": OBBO(), "stream": [toy_task()], "outer": toy_point()}
+    with pytest.raises(ValueError, match=message):
+        online(**arguments | changes)
+
+
+class NotContracting(FixedPoint):
+    contracts = False
+
+
+def test_only_a_fixed_point_warns_and_a_lane_that_is_not_finite_does_not_hide_it():
+    stream = QuadraticTasks(rounds=1, lanes=2)
+    task = {name: value.clone() for name, value in stream[0].items()}
+    task["c"][0] = torch.nan
+    for estimator in (FixedPoint(8, lr=3.0), NotContracting(8, lr=3.0)):
+        algorithm = OBBO(lr=1e-3, inner=INNER, hypergradient=estimator)
+        rounds = online(stream.problem, algorithm, [task], stream.initial_outer(), on_nonfinite="skip")
+        if estimator.contracts:
+            with pytest.warns(RuntimeWarning, match="does not contract"):
+                next(rounds)
+        else:
+            assert float(next(rounds).residual[1]) > 1  # warnings are errors

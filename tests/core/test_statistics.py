@@ -80,15 +80,15 @@ def test_the_two_way_error_is_that_of_an_analysis_of_variance():
     assert two_way_error(np.full((2, 2), np.nan)) is None
 
 
-def test_the_clustered_error_is_that_of_drawing_whole_days_with_replacement():
+def test_the_clustered_error_is_that_of_resampling_whole_days():
     rng = np.random.default_rng(0)
     days = rng.integers(0, 40, 150)
     values = rng.normal(size=40)[days] + 0.3 * rng.normal(size=150)
     names = np.unique(days)
     means = []
     for _ in range(3000):
-        drawn = [values[days == day] for day in rng.choice(names, len(names))]
-        means.append(np.concatenate(drawn).mean())
+        resampled = [values[days == day] for day in rng.choice(names, len(names))]
+        means.append(np.concatenate(resampled).mean())
     assert clustered_error(values, days) == pytest.approx(np.std(means), rel=0.07)
     assert clustered_interval(values, days) == pytest.approx(np.percentile(means, [2.5, 97.5]).tolist(), abs=0.04)
     assert clustered_error(values, days) > 1.5 * mean_and_error(values)[1]

@@ -5,11 +5,8 @@ import pytest
 import torch
 from toy import F64
 
-from obbo_lightning import (
-    SGDM,
-    Adam,
-    BregmanProx,
-)
+from obbo_lightning import SGDM, Adam, BregmanProx
+from obbo_lightning.core.step_size import median_of_positive
 from obbo_lightning.domains import Box, L2Ball, Nonnegative, RealSpace, Simplex
 from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
 from obbo_lightning.regularizers import L1
@@ -92,7 +89,7 @@ def test_multiplying_f_by_1024_gives_the_same_lambda_to_the_last_bit(geometry, d
     q = random_directions(seed=1)
     results = []
     for factor in (1, 1024, 1 / 1024):
-        regularizer = L1(l1 * factor)  # h is a part of the objective
+        regularizer = L1(l1 * factor)  # h is a term of the objective, too
         path, rates = run_optimizer(
             lambda o, h=regularizer: BregmanProx([o], "auto", geometry, h, domain), START, factor * q
         )
@@ -127,3 +124,12 @@ def test_a_coordinate_that_starts_at_zero_without_bounds_moves():
     path, _ = run_optimizer(lambda o: BregmanProx([o], "auto"), torch.zeros(1, 1, dtype=F64), q)
     assert float(path[0]) == pytest.approx(0.3e-3)
     assert float(path[-1]) > 1
+
+
+def test_units_and_medians_that_would_overflow_stay_finite():
+    largest = torch.finfo(torch.float32).max
+    assert float(median_of_positive(torch.full((1, 2), largest))) == largest
+    start, q = torch.full((1, 1), 10.0), torch.full((3, 1, 1), largest)  # λ q overflows
+    path, rates = run_optimizer(lambda o: BregmanProx([o], "auto", Burg(), domain=Box(0.0, 100.0)), start, q)
+    assert path.isfinite().all()
+    assert (rates > 0).all()

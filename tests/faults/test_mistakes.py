@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from obbo_lightning import cli
-from obbo_lightning.core import capacity
+from obbo_lightning.core import validation
 from obbo_lightning.inference.inputs import ImageInputs
 from obbo_lightning.inference.predictions import read_query
 from obbo_lightning.streams.market import stream as market
@@ -110,7 +110,7 @@ def test_the_prices_of_all_events_are_counted_before_they_are_cut(monkeypatch):
     def never(*arguments, **options):
         raise AssertionError("allocated")
 
-    monkeypatch.setattr(capacity, "memory", lambda: 10**7)
+    monkeypatch.setattr(validation, "available_memory", lambda: 10**7)
     for name in ("simulate_market", "_cut_events", "training_mask"):
         monkeypatch.setattr(market, name, never)
     with pytest.raises(ValueError, match=r"events × \(data\.subset .* must fit into the memory of this machine"):
@@ -126,8 +126,8 @@ def test_the_prices_of_all_events_are_counted_before_they_are_cut(monkeypatch):
 
 def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("12345\n")
-    monkeypatch.setattr(capacity, "LIMITS", (str(tmp_path / "none"), str(tmp_path / "memory.max")))
-    assert capacity.memory.__wrapped__() == 12345
+    monkeypatch.setattr(validation, "CONTAINER_LIMITS", (str(tmp_path / "none"), str(tmp_path / "memory.max")))
+    assert validation.available_memory.__wrapped__() == 12345
 
 
 def test_a_configuration_has_a_largest_length(tmp_path, monkeypatch, capsys):

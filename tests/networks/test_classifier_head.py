@@ -15,7 +15,9 @@ from obbo_lightning.networks.classifier_head import resize_classifier
 def test_classes_take_the_learned_rows_in_turn(dtype, classes):
     make = partial(MLP, ways=3, shape=[2], widths=[4])
     network = make().to(dtype)
+    before = torch.get_rng_state()
     resized = resize_classifier(network, make, 3, classes).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)  # the global generator is unchanged
     rows = torch.arange(classes) % 3
     for name, learned in network.state_dict().items():
         assert resized[name].dtype == dtype

@@ -1,4 +1,4 @@
-"""Any network as a function of a flat vector: what is trained, constants, dropout, and refusals."""
+"""Any network as a function of a flat vector: what is trained, constants, dropout, refusals; a group of weights."""
 
 from functools import partial
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from toy import F64, OWN_SIZE, OwnNetwork, own_network
 
+from obbo_lightning import ParameterGroups, Positive, Weights
 from obbo_lightning.networks import CNN4
 from obbo_lightning.networks.flat import FlatNetwork
 
@@ -87,7 +88,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("make", [partial(OwnNetwork, 0.5), Attention, Recurrent])
-def test_dropout_is_drawn_from_a_seed_and_left_out_without_one(make):
+def test_dropout_follows_a_seed_and_is_left_out_without_one(make):
     network = FlatNetwork(make)
     flat, examples = network.initial(0), EXAMPLES if make not in (Attention, Recurrent) else EXAMPLES.view(4, 3, 4)
     assert network.is_stochastic
@@ -98,6 +99,17 @@ def test_dropout_is_drawn_from_a_seed_and_left_out_without_one(make):
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert not FlatNetwork(make().eval()).is_stochastic
+
+
+class OwnNoise(nn.Linear):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5))
+
+
+def test_a_network_that_draws_random_numbers_of_its_own_is_refused():
+    network = FlatNetwork(OwnNoise(4, 3))
+    with pytest.raises(ValueError, match=r"in modules of torch.nn such as nn.Dropout, got OwnNoise, which draws in"):
+        network(network.initial(0), EXAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -124,3 +136,14 @@ def test_outputs_that_are_no_logits_are_refused(module, found):
     network = FlatNetwork(module)
     with pytest.raises(ValueError, match=rf"must return logits \[12, ways\], got {found}"):
         network(network.initial(0), EXAMPLES)
+
+
+def test_weights_of_a_network_start_as_its_own_and_have_no_coordinate_names():
+    network = nn.Linear(3, 2)
+    groups = ParameterGroups({"decay": Positive(1e-2), "init": Weights(network)})
+    flat = torch.cat([p.flatten() for p in network.parameters()])
+    assert torch.equal(groups.split(groups.start())["init"][0], flat)
+    assert list(groups.coordinates()) == ["decay"]
+    from_factory = ParameterGroups(init=Weights(partial(nn.Linear, 3, 2)))
+    assert torch.equal(from_factory.start(5), from_factory.start(5))
+    assert not torch.equal(from_factory.start(5), from_factory.start(6))

@@ -43,8 +43,9 @@ def test_dropout_is_off_and_modes_are_restored(evaluating):
     assert [(name, module.training) for name, module in model.named_modules()] == before
 
 
-def test_state_is_copied_in_the_precision_of_the_outer_variable():
-    model = Model().to(torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_state_is_copied_in_the_precision_of_the_outer_variable(dtype):
+    model = Model().to(dtype)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     flat = FunctionalModule(model).flat()
     assert flat.shape == (2 * 2 + 2 + 2 + 2 + 2 + 2,)  # the trained layer and the two norms

@@ -1,4 +1,4 @@
-"""CNN4, ResNet12, MLP and their norms, against plain functions of their weights."""
+"""CNN4, ResNet12 and MLP against plain functions of their weights."""
 
 import numpy as np
 import pytest
@@ -70,47 +70,6 @@ def test_mlp_is_products_and_relus_of_the_flattened_example():
 def test_sizes_are_those_of_the_literature():
     sizes = [sum(p.numel() for p in network.parameters()) for network in (CNN4(), ResNet12())]
     assert sizes == [114_373, 12_427_525]
-
-
-def test_relu_commutes_with_pooling_in_value_and_derivatives():
-    torch.manual_seed(0)
-    ours = CNN4(filters=3)
-    usual = CNN4(filters=3)
-    usual.load_state_dict(ours.state_dict())
-    for block in usual.blocks:
-        block[2], block[3] = block[3], block[2]
-    assert isinstance(usual.blocks[0][2], torch.nn.ReLU)
-    found = []
-    for network in (ours, usual):
-        weights = list(network.parameters())
-        logits = network(IMAGES)
-        gradients = torch.autograd.grad(logits.square().sum(), weights, create_graph=True)
-        products = torch.autograd.grad(sum(g.square().sum() for g in gradients), weights)
-        found.append([logits, *gradients, *products])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("norm", ["batch", "group", "layer", "none"])
-@pytest.mark.parametrize("make", [lambda norm: CNN4(filters=8, norm=norm), lambda norm: ResNet12(width=2, norm=norm)])
-def test_only_batch_norm_depends_on_the_other_images_and_no_norm_has_buffers(make, norm):
-    torch.manual_seed(0)
-    network = make(norm)
-    together, alone = network(IMAGES), network(IMAGES[:3])
-    assert torch.allclose(together[:3], alone, atol=1e-5) == (norm != "batch")
-    assert list(network.buffers()) == []
-    assert torch.equal(network.eval()(IMAGES), together)
-
-
-@pytest.mark.parametrize("norm", ["batch", "group", "layer", "none"])
-def test_norms_of_vectors(norm):
-    torch.manual_seed(0)
-    network, vectors = MLP(ways=2, shape=[7], widths=[8], norm=norm), torch.randn(6, 7)
-    assert torch.allclose(network(vectors)[:3], network(vectors[:3]), atol=1e-6) == (norm != "batch")
-    hidden = network.blocks[1][1](network.blocks[1][0](vectors))
-    if norm == "layer":
-        assert torch.allclose(hidden.mean(-1), torch.zeros(6), atol=1e-6)
-    if norm == "group":
-        assert torch.allclose(hidden.reshape(6, 2, 4).mean(-1), torch.zeros(6, 2), atol=1e-6)
 
 
 @pytest.mark.parametrize("network", [CNN4(filters=2), ResNet12(width=2), MLP()])

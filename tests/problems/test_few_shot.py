@@ -19,8 +19,7 @@ from obbo_lightning.hypergradients import FixedPoint, Unrolled
 from obbo_lightning.networks import CNN4, MLP
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
-from obbo_lightning.testing import problem as contract
-from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.testing import central_difference, problem as contract
 
 TINY = partial(CNN4, ways=3, image_size=16, filters=2)
 VECTORS = partial(MLP, ways=3, shape=[4], widths=[6])
@@ -128,33 +127,23 @@ def test_the_memory_layout_of_images_does_not_change_a_hypergradient(image_task)
     assert float((one - two).norm() / two.norm()) < 1e-12
 
 
-def test_dropout_is_drawn_from_the_sample_and_left_out_without_one():
-    noisy, quiet = FewShot(partial(OwnNetwork, dropout=0.5)), FewShot(OwnNetwork)
-    outer = quiet.initial_outer(0)
+def test_rows_and_dropout_follow_the_sample_and_dropout_is_left_out_without_one():
+    network, plain, sample = OwnNetwork(dropout=0.5), OwnNetwork(), Sample(11, 4)
+    plain.load_state_dict(network.state_dict())
+    noisy, quiet = FewShot(network, proximity=0.0), FewShot(plain, proximity=0.0)
     assert (noisy.is_stochastic, quiet.is_stochastic) == (True, False)
-    assert not FewShot(OwnNetwork(dropout=0.5).eval()).is_stochastic
-    assert torch.equal(noisy.initial_outer(0), outer)
-    torch.manual_seed(7)
-    before = torch.get_rng_state()
-    for name in LOSSES:
-        one, two, again = (getattr(noisy, name)(outer, outer, TASK, Sample(seed, None)) for seed in (1, 2, 1))
-        assert torch.equal(one, again)
-        assert not torch.equal(one, two)
-        assert torch.equal(getattr(noisy, name)(outer, outer, TASK), getattr(quiet, name)(outer, outer, TASK))
-    assert torch.equal(noisy.scores(outer, outer, TASK)["accuracy"], quiet.scores(outer, outer, TASK)["accuracy"])
-    assert torch.equal(torch.get_rng_state(), before)  # the global generator is unchanged
-
-
-def test_rows_come_from_the_sample_and_dropout_masks_from_a_seed_derived_from_it():
-    network, sample = OwnNetwork(dropout=0.5), Sample(11, 4)
-    problem = FewShot(network, proximity=0.0)
-    outer = problem.initial_outer(0)
+    outer, before = noisy.initial_outer(0), torch.get_rng_state()
     for name, kind in zip(LOSSES, ("support", "query"), strict=True):
+        found, without = (getattr(noisy, name)(outer, outer, TASK, one) for one in (sample, None))
+        assert torch.equal(without, getattr(quiet, name)(outer, outer, TASK))
+        assert torch.equal(torch.get_rng_state(), before)  # the global generator is unchanged
         examples, labels = TASK[kind], TASK[f"{kind}_labels"]
         rows = torch.randint(len(labels), (4,), generator=torch.Generator().manual_seed(11))
-        torch.manual_seed(derive_seed(11, "dropout"))
-        expected = functional.cross_entropy(network(examples[rows]), labels[rows])
-        assert torch.allclose(getattr(problem, name)(outer, outer, TASK, sample), expected, rtol=1e-5)
+        with torch.random.fork_rng():
+            torch.manual_seed(derive_seed(11, "dropout"))  # not the seed of the rows
+            expected = functional.cross_entropy(network(examples[rows]), labels[rows])
+        assert torch.allclose(found, expected, rtol=1e-5)
+    assert torch.equal(*(one.scores(outer, outer, TASK)["accuracy"] for one in (noisy, quiet)))
 
 
 @pytest.mark.parametrize("network", [VECTORS, OwnNetwork])

@@ -24,8 +24,8 @@ def random_task(kind, past=5, rows=8, features=3, seed=0):
 
 
 def weights(lanes=2, past=5, seed=1):
-    drawn = torch.rand(lanes, past, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    return drawn / drawn.sum(-1, keepdim=True)
+    positive = torch.rand(lanes, past, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return positive / positive.sum(-1, keepdim=True)
 
 
 def loss_by_block(kind, ridge, outer, inner, task):
@@ -110,7 +110,7 @@ def test_a_lane_does_not_depend_on_its_neighbours():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_mixed_term_of_a_sample_is_that_of_its_loss(kind):
+def test_the_mixed_term_of_a_sample_is_that_of_its_loss_and_f_takes_its_rows(kind):
     problem, task, sample = Forgetting(5, kind), random_task(kind), Sample(seed=3, size=7)
     outer = weights().requires_grad_()
     inner = torch.tensor([[0.5, -1.0, 0.2], [2.0, 0.1, -0.3]], dtype=F64, requires_grad=True)
@@ -120,6 +120,9 @@ def test_the_mixed_term_of_a_sample_is_that_of_its_loss(kind):
     (expected,) = torch.autograd.grad(gradient, outer, vector)
     found = problem.mixed_term(outer.detach(), inner.detach(), task, vector, sample)
     assert torch.allclose(found, expected, rtol=1e-12)
+    rows = sample.indices(8)
+    selected = task | {name: task[name][rows] for name in ("x_new", "y_new")}
+    assert torch.equal(problem.outer_loss(outer, inner, task, sample), problem.outer_loss(outer, inner, selected))
 
 
 def test_scores_are_accuracy_or_the_mean_absolute_error():

@@ -24,8 +24,7 @@ from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
 from obbo_lightning.networks.functional_module import FunctionalModule
 from obbo_lightning.problems.module import CurrentWeights, TrainedModuleProblem, batch_of, cast_floats
 from obbo_lightning.solvers import GradientDescent
-from obbo_lightning.testing import check_problem
-from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.testing import central_difference, check_problem
 
 
 def training_loss(model, batch, hyper):
@@ -128,9 +127,9 @@ def test_a_mini_batch_is_rows_of_one_kind_and_the_rest_is_shared():
     sample = Sample(4, 3)
     for kind, rows, loss in (("train", 12, RIDGE.inner_loss), ("validation", 5, RIDGE.outer_loss)):
         chosen = sample.indices(rows)
-        part = {name: v[chosen] if name.startswith(kind) else v for name, v in TASK.items()}
-        assert torch.equal(loss(OUTER, INNER, TASK, sample), loss(OUTER, INNER, part))
-        assert not torch.equal(loss(OUTER, INNER, TASK, Sample(5, 3)), loss(OUTER, INNER, part))
+        selected = {name: v[chosen] if name.startswith(kind) else v for name, v in TASK.items()}
+        assert torch.equal(loss(OUTER, INNER, TASK, sample), loss(OUTER, INNER, selected))
+        assert not torch.equal(loss(OUTER, INNER, TASK, Sample(5, 3)), loss(OUTER, INNER, selected))
     assert set(batch_of(TASK, "train", sample)) == {"x", "y", "source", "level"}
     assert torch.equal(batch_of(TASK, "validation", Sample(4, None))["x"], TASK["validation_x"])
 
@@ -263,6 +262,11 @@ def test_losses_of_a_module_in_training_are_on_their_own_batches_and_in_full_pre
     assert found == pytest.approx([expected[0], 10 + expected[1]], rel=1e-6)
     with torch.no_grad():  # only reported: the value where it was differentiated
         assert float(problem.inner_loss(outer, 0 * inner, task)) == found[0]
+    modes = []
+    recording = TrainedModuleProblem(network, *[lambda *a: [modes.append(a[0].linear.training), loss(*a)][1]] * 2)
+    recording.inner_loss(outer, inner, task)
+    recording.outer_loss(outer, inner, task)
+    assert modes == [True, False]  # the validation loss is computed in evaluation mode
 
 
 def test_the_inner_variable_of_a_module_in_training_is_its_current_weights():

@@ -1,5 +1,6 @@
 """The smoothing spline against dense algebra in extended precision and central differences."""
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -7,9 +8,9 @@ from hypothesis import given, strategies as st
 from toy import F64, normal
 
 from obbo_lightning.core.randomness import Sample
-from obbo_lightning.problems.spline import SmoothingSpline, spline_task
-from obbo_lightning.testing import check_problem
-from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.problems import spline
+from obbo_lightning.problems.spline import SmoothingSpline, solve_spline, spline_task
+from obbo_lightning.testing import central_difference, check_problem
 
 SPLINE = SmoothingSpline()
 
@@ -77,6 +78,11 @@ TASK = spline_task(normal(5, 40).cumsum(1), training=torch.arange(40) % 5 != 2, 
 def test_the_spline_keeps_the_contract_of_a_problem():
     outer = torch.logspace(-2, 1, 5, dtype=F64).unsqueeze(-1)
     check_problem(SPLINE, outer, SPLINE.solution(outer, TASK), TASK)
+    uniform = spline_task(normal(5, 40).cumsum(1))  # where the bound of the smoothness is nearly attained
+    stiffness = np.diff(np.eye(40), axis=0).T @ np.diff(np.eye(40), axis=0)
+    largest = 2 * (1 + outer[:, 0] * np.linalg.eigvalsh(stiffness)[-1])
+    assert (SPLINE.smoothness(outer, uniform) >= largest).all()
+    assert torch.allclose(SPLINE.smoothness(outer, uniform), largest, rtol=0.01)
 
 
 def test_selected_lanes_share_the_sites():
@@ -144,3 +150,44 @@ def test_a_constant_series_is_not_divided_by_its_rounding_errors(price):
 def test_impossible_tasks_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         spline_task(torch.zeros(1, 3), **changes)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_every_lane_is_solved_on_its_own_and_in_float64(dtype):
+    values, weight = normal(6, 9).to(dtype), torch.tensor([1e-12, 0.2, 0.9, 3.0, 40.0, 1e6], dtype=dtype)
+    stiffness = (torch.rand(8, generator=torch.Generator().manual_seed(0)) + 0.2).to(dtype)
+    solution, derivative = solve_spline(values, stiffness, weight)
+    assert solution.dtype == derivative.dtype == dtype
+    differences = torch.eye(9, dtype=F64).diff(dim=0)
+    bend = differences.T @ torch.diag(stiffness.double()) @ differences
+    for lane, lam in enumerate(weight.double()):
+        matrix = torch.eye(9, dtype=F64) + lam * bend
+        expected = torch.linalg.solve(matrix, values[lane].double())
+        slope = -torch.linalg.solve(matrix, bend @ expected)
+        tolerance = {"rtol": 1e-8, "atol": 1e-9} if dtype == F64 else {"rtol": 1e-5, "atol": 1e-7}
+        assert torch.allclose(solution[lane].double(), expected, **tolerance)
+        assert torch.allclose(derivative[lane].double(), slope, **tolerance)
+        alone = solve_spline(values[lane : lane + 1], stiffness, weight[lane : lane + 1])
+        assert torch.equal(alone[0][0], solution[lane])
+        assert torch.equal(alone[1][0], derivative[lane])
+
+
+def test_the_solver_works_where_nothing_can_be_cached(monkeypatch):
+    compile_function = numba.njit
+
+    def without_cache(*arguments, **options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return compile_function(*arguments, **options)
+
+    monkeypatch.setattr(numba, "njit", without_cache)
+    compiled = spline._compiled.__wrapped__()
+    solution, _ = compiled(np.ones((3, 1)), np.ones(2), np.ones(1))
+    assert np.allclose(solution, 1)
+
+
+@pytest.mark.parametrize("weight", [1e-3, 0.9, 1.0, 1e6])
+def test_the_derivative_sums_to_zero_however_large_the_values_are(weight):
+    values = 1e8 + normal(2, 60).cumsum(1)  # Σβ = Σy for every λ
+    _, derivative = solve_spline(values, torch.ones(59, dtype=F64), torch.full((2,), weight, dtype=F64))
+    assert float(derivative.sum(1).abs().max()) < 1e-14 * float(derivative.abs().sum())

@@ -17,7 +17,7 @@ from obbo_lightning import OAGD, OBBO, SOBOW, Adam, Hyperparameters, OnlineTuner
 from obbo_lightning.core.round import run_round
 from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
 from obbo_lightning.problems.module import CurrentWeights
-from obbo_lightning.testing.differences import central_difference
+from obbo_lightning.testing import central_difference
 from obbo_lightning.training.tuner import ValidationBatches, _sgd_lr, _shard_of
 
 F64 = torch.float64

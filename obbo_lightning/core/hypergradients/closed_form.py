@@ -13,7 +13,15 @@ from obbo_lightning.core.problem import Problem
 
 @dataclass(frozen=True)
 class ClosedForm(Estimator):
-    """∇F_t(λ_t) as the problem supplies it; the inner solver is not used."""
+    """∇F_t(λ_t) as the problem supplies it; the inner solver is not used.
+
+    >>> from obbo_lightning.solvers import ExactSolution
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> ClosedForm()(oracle, ExactSolution(), None, None).value.shape
+    torch.Size([1, 4])
+    """
 
     is_exact = True
 

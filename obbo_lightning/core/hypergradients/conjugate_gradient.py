@@ -22,6 +22,14 @@ class ConjugateGradient(ImplicitEstimator):
         steps: J.
         tol: relative residual at which a lane is finished.
         warm_start: start from the v of the previous round (SOBOW).
+
+    >>> from obbo_lightning.solvers import ExactSolution
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> found = ConjugateGradient(steps=8)(oracle, ExactSolution(), None, None)
+    >>> torch.allclose(found.value, stream.problem.hypergradient(oracle.outer, stream[0])[0])
+    True
     """
 
     steps: int = 5
@@ -37,7 +45,9 @@ class ConjugateGradient(ImplicitEstimator):
     ) -> Hypergradient:
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
         curvature = oracle.curvature(inner)
+        # ∇²_ββ g · v = ∇_β f
         vector, residual = self._solve(curvature, by_inner, linear_solution if self.warm_start else None)
+        # ∇_λ f − ∇²_λβ g · v
         value = by_outer - curvature.mixed(vector)
         return Hypergradient(value, inner, loss, relative_norm(residual, by_inner), vector if self.warm_start else None)
 
@@ -50,6 +60,8 @@ class ConjugateGradient(ImplicitEstimator):
         squared = residual.square().sum(-1, keepdim=True)
         goal = self.tol**2 * target.square().sum(-1, keepdim=True)
         for _ in range(self.steps):
+            # with the residual r and the search direction p:  a = ⟨r, r⟩ / ⟨p, Hp⟩, v ← v + a p, r ← r − a Hp,
+            # p ← r + (⟨r, r⟩ / its previous value) p
             product = curvature.hessian(search)
             bend = (search * product).sum(-1, keepdim=True)
             active = (squared > goal) & (bend > 0)

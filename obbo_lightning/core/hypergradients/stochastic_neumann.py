@@ -24,6 +24,13 @@ class StochasticNeumann(ImplicitEstimator):
         max_terms: m.
         smoothness: ℓ_{g,1}; None: the problem's own.
         batch_size: observations in each of ε, ζ⁰, ζ¹, …; None for the whole task.
+
+    >>> from obbo_lightning.solvers import ExactSolution
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> StochasticNeumann(max_terms=5)(oracle, ExactSolution(), None, None).value.shape
+    torch.Size([1, 4])
     """
 
     is_stochastic = True
@@ -57,11 +64,12 @@ class StochasticNeumann(ImplicitEstimator):
         curvature = oracle.curvature(inner, oracle.draw("zeta", 0, self.batch_size))
         vector = by_inner
         for j in range(1, terms + 1):
-            # v ← (I − ∇²_ββ g(ζ^j)/ℓ) v; on the whole task every factor is the same, and its graph too
+            # v ← (I − ∇²_ββ g(ζ^j)/ℓ) v; on the whole task all factors are the same and share one graph
             factor = curvature
             if self.batch_size is not None:
                 factor = oracle.curvature(inner, oracle.draw("zeta", j, self.batch_size))
             vector = vector - factor.hessian(vector) / smoothness
+        # ∇_λ f(ε) − ∇²_λβ g(ζ⁰) · (m/ℓ) v
         value = by_outer - curvature.mixed(vector * (self.max_terms / smoothness))
         return Hypergradient(value, inner, oracle.outer_loss(inner), relative_norm(vector, by_inner))
 

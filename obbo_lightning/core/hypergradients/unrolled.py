@@ -16,6 +16,14 @@ class Unrolled(Estimator):
     """∂f_t(λ_t, ω^K)/∂λ in reverse mode                              (eq. analytical_backprop).
 
     Exactly the derivative of λ ↦ f_t(λ, ω^K(λ)). With ``inner.start: outer`` it also differentiates through ω⁰ = λ.
+
+    >>> from obbo_lightning.solvers import GradientDescent
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> found = Unrolled()(oracle, GradientDescent(steps=3), torch.zeros(1, 8, dtype=torch.float64), None)
+    >>> found.value.shape, oracle.evaluations
+    (torch.Size([1, 4]), {'gradients': 4, 'products': 3})
     """
 
     def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:

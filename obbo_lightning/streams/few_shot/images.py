@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from obbo_lightning.core.capacity import require_memory
-from obbo_lightning.core.validation import at_least
+from obbo_lightning.core.validation import at_least, require_memory
 from obbo_lightning.streams.few_shot.stream import StoredClasses, StoredFewShotStream
 from obbo_lightning.streams.readers import read_class_folders, read_images, require_file, resize_square
 

@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.randomness import derive_seed
-from obbo_lightning.core.validation import at_least, one_of
+from obbo_lightning.core.validation import at_least, one_of, require_memory
 from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.streams.fingerprints import digest_arrays

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.capacity import require_memory
-from obbo_lightning.core.validation import at_least, nonnegative, one_of
+from obbo_lightning.core.validation import at_least, nonnegative, one_of, require_memory
 from obbo_lightning.streams.few_shot.images import PixelScaler
 from obbo_lightning.streams.few_shot.stream import FewShotStream
 

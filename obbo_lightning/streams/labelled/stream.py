@@ -211,10 +211,7 @@ def train_with_fixed_outer(
     for t, task in enumerate(tasks):
         at = outer(t)
         oracle = Oracle(problem, at, task, Key(round=t), state.solver_state)
-        first = state.inner
-        if first is None and algorithm.inner.warm_starts:
-            first = problem.initial_inner(at, task)
-        inner = algorithm.inner(oracle, first)
+        inner = algorithm.inner(oracle, algorithm.inner.warm_start(oracle, state.inner))
         state = InnerState(inner if algorithm.inner.warm_starts else None, None, oracle.solver_state)
         found.append(oracle.outer_loss(inner) if metric == "loss" else problem.scores(at, inner, task)[metric])
     by_lane: list[list[float]] = torch.stack(found).T.tolist()

@@ -8,10 +8,9 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.capacity import require_memory
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
-from obbo_lightning.core.validation import at_least, one_of, positive
+from obbo_lightning.core.validation import at_least, one_of, positive, require_memory
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
 from obbo_lightning.streams.fingerprints import digest_arrays
 from obbo_lightning.streams.market.prices import (
