@@ -7,6 +7,7 @@ import torch
 from toy import Nonlinear, toy_point, toy_task
 
 from obbo_lightning import OBBO, OnlineBilevelModule, StreamDataModule, Tasks
+from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.hypergradients import FixedPoint
 from obbo_lightning.solvers import GradientDescent, InnerSGD
@@ -37,14 +38,18 @@ def test_an_evaluation_continues_with_the_momentum_of_the_stream():
     assert torch.allclose(found["loss"], problem.outer_loss(outer, inner - 0.1 * (0.5 + gradient), task))
 
 
-@pytest.mark.parametrize("warm_starts", [False, True])
-def test_only_a_solver_with_warm_starts_is_given_a_start(warm_starts):
-    given = []
-    solver = SimpleNamespace(
-        warm_starts=warm_starts, without_sampling=lambda oracle, first: given.append(first) or toy_point(1)
-    )
+@pytest.mark.parametrize("warm", [False, True])
+def test_only_a_solver_with_warm_starts_is_given_a_start(warm):
+    class Recording(InnerSolver):
+        warm_starts, step_size, given = warm, None, []
+
+        def __call__(self, oracle, previous):
+            self.given.append(previous)
+            return toy_point(1)
+
+    solver = Recording()
     evaluate(Nonlinear(), SimpleNamespace(inner=solver), toy_point(1), toy_task(lanes=1), InnerState())
-    assert (given[0] is not None) is warm_starts
+    assert (solver.given[0] is not None) is warm
 
 
 def test_a_module_evaluates_from_where_its_first_task_ended(make_trainer):
