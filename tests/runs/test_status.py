@@ -113,8 +113,9 @@ def test_processes_that_look_do_not_keep_another_from_owning_a_run(run, in_child
             yield
 
     run.lock.touch()
+    run.status.write_text('{"doing": "running"}')
     child = in_child(looking)
-    assert describe_run(run) == f"{run.path}  not started"  # nor is one of them taken for the owner
+    assert describe_run(run) == f"{run.path}  dead (was running)"  # a process that looks is not the owner
     threading.Timer(0.1, kill, [child]).start()  # it has looked
     with RunStatus().own(run):
         pass

@@ -146,6 +146,16 @@ def test_every_rows_tables_and_provenance_are_complete_before_their_checkpoint(t
     assert set(marks) == {"metrics.csv", "fingerprints.csv"}  # no two runs have the same timings
 
 
+def test_a_run_that_continues_from_an_older_checkpoint_forgets_the_marks_of_dropped_rows(tmp_path):
+    train(make_writer(tmp_path, rounds=4))
+    older, _ = list_checkpoints(tmp_path / "checkpoints")
+    known, look = [], L.Callback()
+    look.on_train_batch_start = lambda *arguments: known.append(read_provenance(RunDirectory(tmp_path)))
+    train(make_writer(tmp_path, rounds=4), older, callbacks=[look])
+    assert (known[0].rounds, known[0].tables) == (2, {})
+    assert read_provenance(RunDirectory(tmp_path)).tables["metrics.csv"]["rows"] == 4
+
+
 def test_fingerprints_are_those_of_the_tasks_of_each_round(tmp_path):
     train(make_writer(tmp_path, rounds=3))
     expected = [fingerprint_of(toy_task(lanes=1, seed=t)) for t in range(3)]
