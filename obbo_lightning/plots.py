@@ -1,12 +1,11 @@
-"""Figures for notebooks and papers, of run directories: the drawings that runs and reports are made with.
+"""Figures of runs and reports for notebooks and papers.
 
-Each function returns matplotlib's ``Figure``, to be shown by a notebook or written with ``savefig``.
+Each function returns matplotlib's ``Figure``, which a notebook shows and ``savefig`` writes.
 """
 
 import json
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -18,7 +17,7 @@ from obbo_lightning.runs.table import read_rounds
 
 
 def plot_run(run: str | Path) -> Figure:
-    """How well each round was served, the test tasks, and what the learned values must beat.
+    """Draw the prequential score of each round, the scores of test tasks, and the baselines.
 
     Args:
         run: a finished run's directory; or a folder above, for its newest run.
@@ -28,17 +27,16 @@ def plot_run(run: str | Path) -> Figure:
     if not directory.finished:
         raise ValueError(f"plot_run needs a finished run, and {directory.path} is not: resume it first")
     summary = json.loads(directory.summary.read_text())
-    metric, untrained = summary["metric"], summary[f"untrained_test_{summary['metric']}"]
-    before, title = np.nan if untrained is None else untrained, escape_mathtext(run_title(read_config(directory)))
+    metric, title = summary["metric"], escape_mathtext(run_title(read_config(directory)))
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    draw_scores(axes, table, metric, before, title, read_baselines(directory.baselines))
+    draw_scores(axes, table, metric, summary[f"initial_test_{metric}"], title, read_baselines(directory.baselines))
     tidy(axes)
     return figure
 
 
 def plot_weights(run: str | Path) -> Figure:
-    """The learned values over the rounds, by name: shares as a stack, other numbers as lines.
+    """Draw the learned values over the rounds, by name: shares as a stack, other numbers as lines.
 
     Args:
         run: a run directory whose values have names (it has an outer.csv); or a folder above, for its newest run.
@@ -53,20 +51,12 @@ def plot_weights(run: str | Path) -> Figure:
 
 
 def plot_comparison(*runs: str | Path) -> dict[str, Figure]:
-    """The figures of `report`, by name: of several algorithms on the same stream.
+    """Draw the figures of `report`, of several algorithms on the same stream; returns them by name.
 
     Args:
         runs: folders with finished runs somewhere below, such as ``runs/compare/default``.
     """
-    backend = mpl.get_backend()  # a report's drawings choose one without windows; a notebook keeps its own
-    try:
-        import matplotlib.pyplot as plt
+    from obbo_lightning.experiments.report import draw_runs
 
-        from obbo_lightning.experiments.report import draw_runs
-
-        drawings = draw_runs([Path(run) for run in runs], ", ".join(Path(run).resolve().name for run in runs))
-        for drawing in drawings:
-            plt.close(drawing.figure)  # pyplot must not show it a second time
-    finally:
-        mpl.use(backend)
-    return {drawing.name: drawing.figure for drawing in drawings}
+    figures = draw_runs([Path(run) for run in runs], ", ".join(Path(run).resolve().name for run in runs))
+    return {figure.name: figure.figure for figure in figures}

@@ -4,7 +4,6 @@ import csv
 import io
 import warnings
 
-import matplotlib.pyplot as plt
 import polars as pl
 import pytest
 from rich.table import Table as RichTable
@@ -18,9 +17,8 @@ from obbo_lightning.escaping import (
     unescape_cell,
     unescape_table,
 )
-from obbo_lightning.experiments.drawing import finish, house_style, look_of, new_figure, save_drawing
-from obbo_lightning.experiments.page import write_page
-from obbo_lightning.experiments.tables import Table, as_csv, as_latex, as_markdown
+from obbo_lightning.experiments.report import Page
+from obbo_lightning.experiments.report_data import Table, finish_figure, line_style, new_figure, report_style
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.training.run import format_warnings
 
@@ -41,7 +39,7 @@ def test_cells_and_column_names_of_tables_are_escaped():
     assert escaped.columns == ["'=1+1", "weight"]
     assert escaped["'=1+1"].to_list() == ["'=A", "AMD", None]
     assert unescape_table(escaped).equals(table)
-    written = as_csv(Table("t", "A table.", ("algorithm", "gain"), [("=1+1", "-0.5 ± 0.1")]))
+    written = Table("t", "A table.", ("algorithm", "gain"), [("=1+1", "-0.5 ± 0.1")]).csv()
     assert list(csv.reader(io.StringIO(written)))[1] == ["'=1+1", "-0.5 ± 0.1"]
 
 
@@ -63,15 +61,15 @@ def test_control_characters_are_escaped_wherever_text_is_printed(monkeypatch):
     shown = escape_terminal("\x1b[2J\x9b31m\x7f\u202egnp.exe\u2066\u200f")
     assert not set(shown) & set("\x1b\x9b\x7f\u202e\u2066\u200f")
     assert "gnp.exe" in shown
-    assert "\x1b" not in as_markdown(Table("t", "A table.", ("name",), [("\x1b[2J",)]))
+    assert "\x1b" not in Table("t", "A table.", ("name",), [("\x1b[2J",)]).markdown()
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     format_warnings()
     assert warnings.formatwarning("\x1b[2J", UserWarning, "x.py", 1) == "obbo: warning: \\x1b[2J\n"
 
 
 def test_latex_prints_special_characters():
-    row = as_latex(Table("t", "A table.", ("name",), [(r"\input{x} $^_~#%&",)])).splitlines()[7].strip()
-    expected = r"\textbackslash{}input\{x\} \$\textasciicircum{}\_\textasciitilde{}\#\%\& \\"
+    row = Table("t", "A table.", ("name",), [(r"\input{x} $^_~#%&",)]).latex().splitlines()[7].strip()
+    expected = r"\textbackslash{}input\{x\} \$\^{}\_\textasciitilde{}\#\%\& \\"
     assert row == expected
 
 
@@ -83,13 +81,12 @@ def test_figures_of_runs_print_dollar_signs(tmp_path):
 
 def test_figures_and_pages_of_reports_print_dollar_signs_and_markup(tmp_path):
     label = NOT_TYPESETTABLE
-    with house_style():
+    with report_style():
         figure, (axes,) = new_figure(2.0)
-        axes.plot([1, 2], [1, 2], **look_of([label], label))
-        drawing = finish(figure, axes, "drawn", "A figure.", label)
-        save_drawing(drawing, tmp_path)
-    plt.close("all")
+        axes.plot([1, 2], [1, 2], **line_style([label], label))
+        drawn = finish_figure(figure, axes, "drawn", "A figure.", label)
     table = Table("t", "A table.", ("algorithm",), [(label,)])
-    page = write_page(tmp_path / "page.html", label, [("x", label)], [table], [drawing], [label]).read_text()
+    Page(label, [("x", label)], [table], [drawn], [label]).write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;" in page

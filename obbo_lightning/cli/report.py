@@ -1,18 +1,18 @@
 """`report`: tables, figures and a page of finished runs."""
 
+import argparse
 import sys
 from pathlib import Path
 
 from rich.table import Table
 
-from obbo_lightning.cli.flags import Flags
 from obbo_lightning.escaping import PlainConsole
-from obbo_lightning.experiments.report import write_report
-from obbo_lightning.experiments.tables import Table as Written
+from obbo_lightning.experiments.report import write_ranks, write_report
+from obbo_lightning.experiments.report_data import Table as ReportTable
 
 
-def shown_table(table: Written, width: int) -> Table:
-    """On a screen that is too narrow for it, a table that has fewer rows than columns lies on its side."""
+def terminal_table(table: ReportTable, width: int) -> Table:
+    """Return a table for a terminal; one that is too wide and has fewer rows than columns is transposed."""
     rows = [list(table.columns), *map(list, table.rows)]
     if sum(max(map(len, column)) + 3 for column in zip(*rows, strict=True)) > width and len(rows) < len(table.columns):
         rows = [list(row) for row in zip(*rows, strict=True)]
@@ -24,17 +24,21 @@ def shown_table(table: Written, width: int) -> Table:
     return shown
 
 
-def run(arguments: list[str]) -> int:
-    """Tables, figures and a page of finished runs."""
-    asked = Flags("report").parse_args(arguments)
-    output = Path(asked.output or asked.directories[0] / "report")
-    ticker, _, day = (asked.event or "").partition(" ")
-    title = asked.title or asked.directories[0].resolve().name
-    report = write_report(asked.directories, output, title, (ticker, day) if asked.event else None, asked.reference)
+def run(arguments: argparse.Namespace) -> int:
+    """Write tables, figures and a page of finished runs, or the ranks of methods in several comparisons."""
+    if arguments.by_folder:
+        report = write_ranks(arguments.directories, arguments.output or Path("ranks"), arguments.title or "Ranks")
+    else:
+        output = arguments.output or arguments.directories[0] / "report"
+        ticker, _, day = (arguments.event or "").partition(" ")
+        title = arguments.title or arguments.directories[0].resolve().name
+        report = write_report(
+            arguments.directories, output, title, (ticker, day) if arguments.event else None, arguments.reference
+        )
     console = PlainConsole()
     for table in report.tables:
-        console.print(shown_table(table, console.width))
-    files = ", ".join(sorted(path.name for path in report.written if path != report.page))
+        console.print(terminal_table(table, console.width))
+    files = ", ".join(sorted({path.name for path in report.written if path != report.page}))
     console.print(f"\n{report.page}\nbeside it: {files}", soft_wrap=True, highlight=False)
     for one in report.left_out:
         print(f"obbo: {one}", file=sys.stderr)

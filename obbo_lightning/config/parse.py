@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import docstring_parser
 import yaml
@@ -65,6 +65,9 @@ FIXED_TRAINER_ARGUMENTS = {
     "use_distributed_sampler": "processes share the tasks of a round",
     "barebones": "a run writes its tables",
 }
+
+
+T = TypeVar("T")
 
 
 class ConfigError(ValueError):
@@ -503,6 +506,20 @@ def _complete_section(one: _Section, sections: Sequence[_Section]) -> Config:
     values = {**defaults, **_parse(one._replace(given=given))}
     name = one.given.get("name") if one.path in COMPONENTS else None
     return {"name": name, **values} if name is not None else values
+
+
+def read_dataclass(cls: type[T], content: Any, path: str) -> T:
+    """Return a dataclass from a section of a file; refuse unknown keys and wrong types.
+
+    Args:
+        cls: the dataclass.
+        content: of the section.
+        path: key of the section, for messages.
+    """
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must have keys and values, got {content!r}")
+    one = _Section(path, cls, frozenset(), content)
+    return cls(**_complete_section(one, [one]))
 
 
 def _parse(one: _Section) -> Config:

@@ -2,13 +2,13 @@
 
 from typing import Any, NamedTuple
 
-from obbo_lightning.experiments.drawing import COLOURS
+from obbo_lightning.experiments.report_data import COLOURS
 
 BY = "algorithm.name"  # runs of one algorithm are one line with a band
 
 
 class Panel(NamedTuple):
-    """A line for each algorithm: mean over its runs, band: standard error."""
+    """Panel with one line per algorithm: mean over its runs, band: standard error."""
 
     title: str
     metric: str
@@ -25,7 +25,7 @@ SECTIONS = {
     ),
     "Accuracy": (
         Panel("Test accuracy", "test_accuracy", "mean over test tasks"),
-        Panel("Stream accuracy", "accuracy", "before a round is learned from"),
+        Panel("Prequential accuracy", "accuracy", "before a round is learned from"),
         Panel("Outer loss", "loss", "before a round is learned from"),
         Panel("Inner loss", "inner_loss", "after adaptation"),
         Panel("Test loss", "test_loss", "mean over test tasks"),
@@ -37,18 +37,18 @@ SECTIONS = {
         Panel("Residual of the linear system", "residual", "relative", logarithmic=True),
     ),
     "Compute": (
-        Panel("Test accuracy against oracle calls", "test_accuracy", "mean over test tasks", x="oracle_calls"),
+        Panel("Test accuracy against gradient evaluations", "test_accuracy", "mean over test tasks", x="evaluations"),
         Panel("Test accuracy against time", "test_accuracy", "mean over test tasks", x="RelativeTime(Process)"),
         Panel("Seconds of a round", "seconds", "s"),
-        Panel("Gradients of a round", "gradients", "calls"),
-        Panel("Second-derivative products of a round", "products", "calls"),
+        Panel("Gradients of a round", "gradients", "number"),
+        Panel("Second-derivative products of a round", "products", "number"),
     ),
 }
-X_NAMES = {"round": "round t", "oracle_calls": "gradients and products so far", "RelativeTime(Process)": "seconds"}
+X_NAMES = {"round": "round t", "evaluations": "gradients and products so far", "RelativeTime(Process)": "seconds"}
 
 
 def build_workspace(entity: str, project: str) -> Any:
-    """A workspace with a section for each question, runs grouped by algorithm, in the colours of our figures."""
+    """Return a workspace with one section per question, runs grouped by algorithm, in the colours of our figures."""
     workspaces, _, expressions = _import()
     sections = [
         workspaces.Section(name=name, panels=[_panel(panel) for panel in panels], is_open=True)
@@ -67,7 +67,7 @@ def build_workspace(entity: str, project: str) -> Any:
 
 
 def build_report(entity: str, project: str, group: str | None = None) -> Any:
-    """A report with the same panels; of one group of runs (a grid's) where ``group`` is given."""
+    """Return a report with the same panels, of one group of runs (a comparison) where ``group`` is given."""
     _, reports, _ = _import()
     blocks: list[Any] = [
         reports.P("Each line is the mean over the runs of an algorithm, each band their standard error."),
@@ -89,7 +89,7 @@ def build_report(entity: str, project: str, group: str | None = None) -> Any:
 
 
 def specification(entity: str, project: str, group: str | None = None) -> dict[str, Any]:
-    """What `save` would send, as JSON."""
+    """Return what `save` would send, as JSON."""
     return {
         "workspace": build_workspace(entity, project)._to_model().model_dump(mode="json", by_alias=True),
         "report": build_report(entity, project, group)._to_model().model_dump(mode="json", by_alias=True),
@@ -102,7 +102,7 @@ def save(entity: str, project: str, group: str | None = None) -> list[str]:
 
 
 def _panel(panel: Panel, place: int = 0) -> Any:
-    """``place`` in a report's grid, which is 24 wide; a workspace lays its panels out by itself."""
+    """Return a line plot; ``place`` is its number in a report's grid, which is 24 wide, and unused in a workspace."""
     _, reports, _ = _import()
     return reports.LinePlot(
         layout=reports.Layout(x=8 * (place % 3), y=6 * (place // 3), w=8, h=6),

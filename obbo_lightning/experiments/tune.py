@@ -1,259 +1,520 @@
-"""`tune`: each method of a comparison gets the same search, and the comparison is played with what was found."""
+"""`tune`: one Optuna study per method of a comparison, each with the same budget; then the comparison with the result.
 
+A trial is a run directory like any other: one that was stopped resumes, a finished one is only read. A search is
+deterministic, so the command that continues it makes its studies again from the trials that it finds. Trials are chosen
+in generations of a fixed size, so that the number of parallel runs decides nothing.
+"""
+
+import json
+import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import polars as pl
 import yaml
+from rich.console import Console
 
 from obbo_lightning.config.build import build_stream
-from obbo_lightning.config.parse import Config, ConfigError, complete_config, nested, overlay
-from obbo_lightning.experiments.compare import Failure, prepare
-from obbo_lightning.experiments.grid import Cell, Grid
-from obbo_lightning.experiments.names import unused
-from obbo_lightning.experiments.runs import JOURNAL, read_run, tell_apart
-from obbo_lightning.experiments.search import Result, Search, Trial, open_journal
-from obbo_lightning.experiments.slurm import JOB
-from obbo_lightning.experiments.tune_request import Range, Request
+from obbo_lightning.config.parse import ConfigError, complete_config, nested, overlay
+from obbo_lightning.core.randomness import derive_seed
+from obbo_lightning.core.validation import at_least
+from obbo_lightning.escaping import escape_mathtext
+from obbo_lightning.experiments.grid import Grid, PlannedRun, unused_name
+from obbo_lightning.experiments.launch import SLURM_JOB, Failure, Launcher, run_all
+from obbo_lightning.experiments.report_data import (
+    ReportData,
+    ReportFigure,
+    Table,
+    finish_figure,
+    line_style,
+    new_figure,
+    report_style,
+)
+from obbo_lightning.experiments.runs import STUDY, distinct_labels, flatten
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
+from obbo_lightning.runs.provenance import require_intact
 from obbo_lightning.runs.status import RunStatus
-from obbo_lightning.streams.stream import Metric, Stream, has_random_access
+from obbo_lightning.runs.table import read_rounds
+from obbo_lightning.streams.stream import Metric, has_random_access
 from obbo_lightning.training.run import build
 
-Play = Callable[[Sequence[Cell], Sequence[RunDirectory]], list[Failure]]
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial, Trial
+
+FOLDER = "tune"  # of a search, in that of its comparison
+STEP_SIZES = {"algorithm.lr": "step α", "algorithm.scale": "scale of the step"}  # one of them is always searched
+UNITS = ("rounds", "gradient_evaluations")
+Execute = Callable[[Sequence[PlannedRun], Path], list[Failure]]
 
 
-class TrialsFailedError(Exception):
-    """Trials that could not be played; the search goes on when they can."""
-
-    exit_code = 1
-
-    def __init__(self, failed: Sequence[Failure]) -> None:
-        first = failed[0]
-        super().__init__(f"{len(failed)} trials failed, the first is {first.cell}: {first.reason}")
-
-
-class Method(NamedTuple):
-    """What is tuned: the cells of a comparison that differ in their seed alone.
+@dataclass(frozen=True)
+class TuneConfig:
+    """Section ``tune`` of a comparison file: a search for each method, the same for all.
 
     Attributes:
-        name: of its trials' folders.
-        label: in tables and legends.
-        cells: a seed each.
-        ranges: where its settings are looked for.
-        untuned: what they are without a search.
+        search: for each key an interval ``{low: , high: }``, in which logarithms are uniform, or a list of values; a
+            method that does not take a key is searched without it.
+        budget: of each method, all its trials together: ``{rounds: }`` or ``{gradient_evaluations: }``.
+        rounds: of a trial; 0: those of the comparison.
+        evaluate_on: validation tasks, or prequential: the mean score of a trial's rounds before they are learned from.
+        tasks: number of validation tasks; 0: as many as the comparison evaluates.
+        seeds: of the trials; the result of a trial is the mean over them.
+        sampler: Optuna's tpe or random; grid: every combination of lists once.
+        rungs: rounds after which a trial below the median is pruned; its rounds go to further trials.
+        at_once: trials of a method that are chosen together, and can run in parallel.
+        seed: of the search.
+        settings: what trials have and the comparison has not, such as other data.
     """
 
-    name: str
-    label: str
-    cells: list[Cell]
-    ranges: dict[str, Range]
-    untuned: dict[str, Any]
+    search: dict[str, Any]
+    budget: dict[str, int]
+    rounds: int = 0
+    evaluate_on: Literal["validation", "prequential"] = "validation"
+    tasks: int = 0
+    seeds: list[int] = field(default_factory=lambda: [1000])
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    rungs: list[int] = field(default_factory=list)
+    at_once: int = 4
+    seed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, values in self.search.items():
+            make_distribution(f"tune.search.{key}", values)
+            if self.sampler == "grid" and not isinstance(values, list):
+                raise ConfigError(f"tune.search.{key} must be a list with tune.sampler grid, got {values!r}")
+        if len(set(STEP_SIZES) & set(self.search)) != 1:
+            wanted, keys = " or (where that is auto) ".join(STEP_SIZES), ", ".join(self.search)
+            raise ConfigError(f"tune.search must have {wanted}, which every method is tuned by, got {keys}")
+        if len(self.budget) != 1 or not set(self.budget) <= set(UNITS):
+            raise ConfigError(f"tune.budget must have {' or '.join(UNITS)}, got {self.budget}")
+        at_least("tune.rounds", self.rounds, 0)
+        at_least("tune.tasks", self.tasks, 0)
+        at_least("tune.at_once", self.at_once, 1)
+        for amount in self.budget.values():
+            at_least("tune.budget", amount, 1)
+        if not self.seeds:
+            raise ConfigError("tune.seeds must have at least one seed, got none")
+        if sorted({max(1, rung) for rung in self.rungs}) != self.rungs:
+            raise ConfigError(f"tune.rungs must be positive and increase, got {self.rungs}")
 
 
-def methods_of(grid: Grid, request: Request) -> list[Method]:
-    """The methods of a comparison, each with the settings of the search that it takes."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in grid.cells:
-        groups.setdefault(yaml.safe_dump({**cell.settings, "seed": None}), []).append(cell)
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ValueError("tune needs optuna, which is not installed: pip install 'obbo_lightning[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def make_distribution(key: str, values: Any) -> Any:
+    """Return Optuna's distribution of a setting; whole numbers where both ends of an interval are."""
+    distributions = _optuna().distributions
+    if isinstance(values, list) and values and len(set(map(repr, values))) == len(values):
+        return distributions.CategoricalDistribution(values)
+    try:
+        whole = all(isinstance(end, int) for end in values.values())
+        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+        if 0 < values["low"] < values["high"] < math.inf:
+            return kind(**values, log=True)
+    except (AttributeError, KeyError, TypeError):
+        pass
+    raise ConfigError(f"{key} must be a list of different values, or have 0 < low < high, got {values!r}")
+
+
+def in_range(value: Any, values: Any) -> bool:
+    """Return whether a search can find a value."""
+    if isinstance(values, list):
+        return value in values
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and values["low"] <= value <= values["high"]
+
+
+def format_range(values: Any) -> str:
+    """Return the values of a list, or the ends of an interval, in words."""
+    return ", ".join(map(_format, values)) if isinstance(values, list) else f"{values['low']:g} to {values['high']:g}"
+
+
+def at_end(value: Any, values: Any) -> bool:
+    """Return whether a value is in the outer twentieth of an interval: there may be better ones beyond it.
+
+    >>> [at_end(value, {"low": 1e-4, "high": 1.0}) for value in (0.9, 0.3)], at_end(2, [1, 2])
+    ([True, False], False)
+    """
+    if isinstance(values, list):
+        return False
+    return not 0.05 < math.log(value / values["low"]) / math.log(values["high"] / values["low"]) < 0.95
+
+
+class Method:
+    """What is tuned, runs of a comparison that differ in their seed only, and its study.
+
+    Args:
+        name: of its trials' folders and its study.
+        label: in tables and legends.
+        runs: one per seed.
+        config: of the search.
+    """
+
+    def __init__(self, name: str, label: str, runs: list[PlannedRun], config: TuneConfig) -> None:
+        self.name, self.label, self.runs, self.config = name, label, runs, config
+        settings = dict(flatten(runs[0].config))
+        keys = {key: where for key in config.search for where in (key, f"{key}.name") if where in settings}
+        self.untuned = {key: settings[where] for key, where in keys.items()}
+        self.search = {key: config.search[key] for key in keys}
+        self.rounds: int = config.rounds or runs[0].config["rounds"]
+        ((self.unit, self.budget),) = config.budget.items()
+        self.running: list[Trial] = []
+        self._asked = 0
+
+    def plan(self, trial: int, values: dict[str, Any], stage: int) -> list[PlannedRun]:
+        """Return the runs of a trial up to a rung, or to its end after the last rung; they see no test task."""
+        config = self.config
+        settings = overlay(overlay(self.runs[0].config, config.settings), nested(values))
+        # A step size that is too large is a result, not a failure. One thread, so that the last digits of a trial do
+        # not depend on the number of parallel runs.
+        threads = 1 if settings["threads"] == "auto" else settings["threads"]
+        settings |= {"on_nonfinite": "skip", "logger": "csv", "threads": threads}
+        settings |= {"rounds": (*config.rungs, self.rounds)[stage]}
+        tasks = config.tasks or settings["evaluation"]["tasks"]
+        split = "validation" if config.evaluate_on == "validation" else "none"
+        settings["evaluation"] = {"every": self.rounds, "tasks": tasks, "split": split, "baselines": False}
+        name = f"{self.name}-trial_{trial:03d}"
+        return [
+            PlannedRun(
+                f"{name}-seed_{seed}" if len(config.seeds) > 1 else name, complete_config(settings | {"seed": seed})
+            )
+            for seed in config.seeds
+        ]
+
+    def start_study(self, metric: Metric, storage: "BaseStorage") -> None:
+        """Start the study, with the first trial, or all combinations of a grid, enqueued."""
+        optuna = _optuna()
+        direction = "maximize" if metric.higher_is_better else "minimize"
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=1)
+        self.study = optuna.create_study(storage=storage, study_name=self.name, direction=direction, pruner=pruner)
+        self._distributions = {key: make_distribution(key, values) for key, values in self.search.items()}
+        # The first trial is the method as it was: on what trials are evaluated on, tuning cannot make it worse.
+        planned = [self.untuned] if all(in_range(self.untuned[k], values) for k, values in self.search.items()) else []
+        if self.config.sampler == "grid":
+            planned = [dict(zip(self.search, values, strict=True)) for values in product(*self.search.values())]
+        for values in planned:
+            self.study.enqueue_trial(values)
+        self._limit = len(planned) if self.config.sampler == "grid" else math.inf
+
+    def ask(self) -> int:
+        """Choose the trials of the next generation; returns how many the budget allows."""
+        samplers = _optuna().samplers
+        tpe = {"n_startup_trials": self.config.at_once, "multivariate": False, "constant_liar": True}
+        for _ in range(self._affordable()):
+            # A sampler of its own for each trial, so that a search depends on no sampler's state.
+            seed = derive_seed(self.config.seed, self.name, self._asked) % 2**32
+            use_tpe = self.config.sampler == "tpe"
+            self.study.sampler = samplers.TPESampler(seed=seed, **tpe) if use_tpe else samplers.RandomSampler(seed)
+            self.running.append(self.study.ask(self._distributions))
+            self._asked += 1
+        return len(self.running)
+
+    def _affordable(self) -> int:
+        """Return how many trials the budget allows, all of them whole."""
+        spent = [trial.user_attrs for trial in self.trials]
+        if self.unit == "gradient_evaluations" and not spent:
+            return 1  # the cost of a trial is not known yet
+        dearest = max((one[self.unit] / one["rounds"] for one in spent), default=1.0)
+        cost = dearest * self.rounds * len(self.config.seeds)
+        affordable = (self.budget - sum(one[self.unit] for one in spent)) // cost
+        return max(0, int(min(self.config.at_once, affordable, self._limit - self._asked)))
+
+    def tell(self, stage: int, folder: Path) -> None:
+        """Take the results at a rung or at the end; end trials that are pruned or not finite."""
+        for trial in list(self.running):
+            runs = self.plan(trial.number, trial.params, stage)
+            rounds = runs[0].config["rounds"]
+            value, evaluations = self._result([RunDirectory(folder / run.name) for run in runs], rounds)
+            trial.set_user_attr("rounds", rounds * len(runs))
+            trial.set_user_attr("gradient_evaluations", evaluations)
+            if value is not None:
+                trial.report(value, rounds)
+            if value is not None and rounds == self.rounds:
+                self.study.tell(trial, value)
+            elif value is None or trial.should_prune():
+                self.study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
+            else:
+                continue
+            self.running.remove(trial)
+
+    def _result(self, runs: Sequence[RunDirectory], rounds: int) -> tuple[float | None, int]:
+        """Return the mean over seeds, None where one is not finite or would have failed; and gradient evaluations."""
+        values, skipped, evaluations = [], 0, 0
+        for run in runs:
+            summary = read_rung(run, rounds) or {}
+            if run.finished:
+                require_intact(run)
+            values.append(summary[f"{self.config.evaluate_on}_{summary['metric']}"])
+            skipped += summary["skipped"]
+            metrics = read_rounds(run.metrics).head(rounds)
+            evaluations += int(metrics.select(pl.sum("gradients") + pl.sum("products")).item())
+        fails = skipped and self.runs[0].config["on_nonfinite"] == "raise"
+        return None if fails or None in values else sum(values) / len(values), evaluations
+
+    @property
+    def trials(self) -> "list[FrozenTrial]":
+        """Trials that have run."""
+        return [trial for trial in self.study.trials if trial.user_attrs]
+
+    @property
+    def best(self) -> "FrozenTrial | None":
+        """The best complete trial, the first of equals; None where none is complete."""
+        return self.study.best_trial if any(trial.state.name == "COMPLETE" for trial in self.trials) else None
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """Settings of the best trial; the untuned ones where no trial is complete."""
+        return dict(self.best.params if self.best else self.untuned)
+
+
+def find_methods(grid: Grid, config: TuneConfig) -> list[Method]:
+    """Return the methods of a comparison, each with the settings of the search that it takes."""
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in grid.runs:
+        groups.setdefault(yaml.safe_dump({**run.config, "seed": None}), []).append(run)
     names: list[str] = []
-    for cells in groups.values():
-        names.append(unused(re.sub(r"-seed_\d+", "", cells[0].name), names))
-    labels = tell_apart([cells[0].settings["algorithm"] for cells in groups.values()])
+    for runs in groups.values():
+        names.append(unused_name(re.sub(r"-seed_\d+", "", runs[0].name), names))
+    labels = distinct_labels([runs[0].config["algorithm"] for runs in groups.values()])
     labels = labels if len(set(labels)) == len(labels) else names
-    methods = []
-    for name, label, cells in zip(names, labels, groups.values(), strict=True):
-        untuned = {key: _at(cells[0].settings, key) for key in request.search}
-        ranges = {key: given for key, given in request.search.items() if untuned[key] is not _ABSENT}
-        methods.append(Method(name, label, cells, ranges, {key: untuned[key] for key in ranges}))
-    for key in request.search:
-        if not any(key in method.ranges for method in methods):
+    methods = [Method(*given, config) for given in zip(names, labels, groups.values(), strict=True)]
+    for key in config.search:
+        if not any(key in method.search for method in methods):
             raise ConfigError(f"tune.search.{key} must be taken by one of {', '.join(names)}, got {key!r}")
     return methods
 
 
-_ABSENT = object()
+def read_rung(run: RunDirectory, rounds: int) -> dict[str, Any] | None:
+    """Return the summary of a trial after some rounds; None where it has not come that far."""
+    for path in (_rung_path(run, rounds), run.summary):
+        if path.is_file() and (summary := json.loads(path.read_text()))["rounds"] == rounds:
+            return dict(summary)
+    return None
 
 
-def _at(settings: Config, key: str) -> Any:
-    """A setting by its dotted key; a part stands for its name."""
-    found: Any = settings
-    for word in key.split("."):
-        found = found.get(word, _ABSENT) if isinstance(found, dict) else _ABSENT
-    return found.get("name", _ABSENT) if isinstance(found, dict) else found
+def _rung_path(run: RunDirectory, rounds: int) -> Path:
+    return run.path / f"summary-{rounds:08d}.json"
 
 
-def trial_rounds(method: Method, request: Request) -> int:
-    """How long a whole trial is."""
-    rounds: int = request.rounds or method.cells[0].settings["rounds"]
-    return rounds
+def extend_trial(run: RunDirectory, rounds: int) -> None:
+    """Let a trial that ended at a rung run further; keep the summary of the rung.
 
-
-def trial_cell(method: Method, request: Request, trial: Trial, seed: int, rounds: int) -> Cell:
-    """One seed of a trial, up to some round; it sees no test task, and its last digits depend on no other's."""
-    settings = overlay(method.cells[0].settings, request.settings)
-    settings = overlay(settings, nested(trial.values))
-    tasks = request.tasks or settings["evaluation"]["tasks"]
-    split = "validation" if request.judge == "validation" else "none"
-    judged = {"every": trial_rounds(method, request), "tasks": tasks, "split": split, "baselines": False}
-    # A step that is too long is a result, and no accident.
-    fixed = {"seed": seed, "rounds": rounds, "on_nonfinite": "skip", "logger": "csv", "evaluation": judged}
-    threads = 1 if settings["threads"] == "auto" else settings["threads"]
-    name = f"{method.name}-trial_{trial.number:03d}" + (f"-seed_{seed}" if len(request.seeds) > 1 else "")
-    return Cell(name, complete_config({**settings, **fixed, "threads": threads}))
-
-
-class Tuning(NamedTuple):
-    """A search that is over.
-
-    Attributes:
-        methods: what was tuned.
-        searches: by their names.
+    The configuration is changed first: a process that is killed in between finds the rung as it was.
     """
-
-    methods: list[Method]
-    searches: dict[str, Search]
-
-    def found(self, method: Method) -> dict[str, Any]:
-        """The settings of the best trial; those that it had where every trial blew up."""
-        best = self.searches[method.name].best
-        return dict(method.untuned if best is None else best.values)
+    if run.finished and (done := json.loads(run.summary.read_text())["rounds"]) < rounds:
+        write_atomically(run.config, yaml.safe_dump({**read_config(run), "rounds": rounds}, sort_keys=False))
+        (run.path / SLURM_JOB).unlink(missing_ok=True)  # the job of the rung may still be in the queue
+        run.summary.rename(_rung_path(run, done))
 
 
-def tune(grid: Grid, request: Request, folder: Path, play: Play) -> Tuning:
-    """Search for all methods, or go on with that; the trials of all methods are played together.
+class TrialsFailedError(Exception):
+    """Trials that failed; the search continues when they can run."""
+
+    exit_code = 1
+
+    def __init__(self, failed: Sequence[Failure]) -> None:
+        super().__init__(f"{len(failed)} trials failed, the first is {failed[0].run}: {failed[0].reason}")
+
+
+def tune(grid: Grid, config: TuneConfig, folder: Path, execute: Execute) -> list[Method]:
+    """Search the settings of all methods, or continue that; trials of all methods run together.
 
     Args:
         grid: the comparison.
-        request: what to search.
-        folder: where the trials and Optuna's journal are.
-        play: plays cells, and returns what failed.
+        config: its section ``tune``.
+        folder: of the trials and Optuna's storage.
+        execute: executes runs in a folder, and returns those that failed.
     """
-    methods = methods_of(grid, request)
-    metric = _require_possible(methods, request)
+    methods = find_methods(grid, config)
+    metric, journal = require_fair(methods, config), _optuna().storages.journal
     folder.mkdir(parents=True, exist_ok=True)
     with RunStatus().own(RunDirectory(folder)):  # one search at a time
-        _require_same(folder, grid, request)
-        journal = open_journal(folder / JOURNAL)
-        searches = {
-            m.name: Search(journal, m.name, request, m.ranges, m.untuned, trial_rounds(m, request), metric)
-            for m in methods
-        }
-        while [trial for search in searches.values() for trial in search.generation()]:
-            for stage in range(len(request.rungs) + 1):
-                _play_stage(Tuning(methods, searches), request, stage, folder, play)
-    return Tuning(methods, searches)
+        for path in (folder / STUDY, folder / f"{STUDY}.lock"):  # a killed process leaves Optuna's lock
+            path.unlink(missing_ok=True)
+        storage = _optuna().storages.JournalStorage(journal.JournalFileBackend(str(folder / STUDY)))
+        for method in methods:
+            method.start_study(metric, storage)
+        while sum(method.ask() for method in methods):
+            for stage in range(len(config.rungs) + 1):
+                _run_stage(methods, stage, folder, execute)
+        write_search(methods, metric, folder, grid.name)
+    return methods
 
 
-def _play_stage(tuning: Tuning, request: Request, stage: int, folder: Path, play: Play) -> None:
-    """The trials that are not over, up to the next round at which they are judged; in the order of their numbers."""
-    waiting: list[tuple[Method, Trial, int]] = []
-    for method in tuning.methods:
-        until = (*request.rungs, trial_rounds(method, request))[stage]
-        waiting += [(method, trial, until) for trial in tuning.searches[method.name].trials if not trial.ended]
-    cells = {
-        (method.name, trial.number): [trial_cell(method, request, trial, seed, until) for seed in request.seeds]
-        for method, trial, until in waiting
-        if until not in trial.results
-    }
-    asked = [cell for several in cells.values() for cell in several]
-    if asked:
-        for cell in asked:
-            lengthen(RunDirectory(folder / cell.name), cell.settings["rounds"])
-        failed = play(asked, prepare(Grid("", asked), folder))
-        if failed:
-            raise TrialsFailedError(failed)
-    for method, trial, until in waiting:
-        result = Result(trial.results.get(until), trial.rounds, trial.calls)
-        if result.value is None:
-            runs = [RunDirectory(folder / cell.name) for cell in cells[method.name, trial.number]]
-            result = _result(runs, method, request)
-        tuning.searches[method.name].report(trial, until, result)
-
-
-def lengthen(run: RunDirectory, rounds: int) -> None:
-    """Let a trial that ended at an earlier rung be resumed further; killed in between it is finished as it was."""
-    if run.finished and (settings := read_config(run))["rounds"] < rounds:
-        (run.path / JOB).unlink(missing_ok=True)  # Slurm's job of the earlier rung may still be leaving the queue
-        run.summary.unlink()
-        write_atomically(run.config, yaml.safe_dump({**settings, "rounds": rounds}, sort_keys=False))
-
-
-def _result(runs: Sequence[RunDirectory], method: Method, request: Request) -> Result:
-    """The mean over seeds; None where one of them blew up, or would have in the comparison."""
-    played = [read_run(run) for run in runs]
-    prefix = "validation" if request.judge == "validation" else "stream"
-    values = [run.summary[f"{prefix}_{run.summary['metric']}"] for run in played]
-    calls = sum(int(run.metrics.select(pl.sum("gradients") + pl.sum("products")).item()) for run in played)
-    rounds = sum(run.summary["rounds"] for run in played)
-    raises = method.cells[0].settings["on_nonfinite"] == "raise"
-    blown = any(value is None for value in values) or (raises and any(run.summary["skipped"] for run in played))
-    return Result(None if blown else sum(values) / len(values), rounds, calls)
-
-
-def _require_possible(methods: Sequence[Method], request: Request) -> Metric:
-    """Refuse what cannot be searched fairly, before anything is written; returns what trials are judged by."""
+def _run_stage(methods: Sequence[Method], stage: int, folder: Path, execute: Execute) -> None:
+    """Run the trials of a generation up to a rung, or to their end, and tell the studies."""
+    planned = [run for m in methods for trial in m.running for run in m.plan(trial.number, trial.params, stage)]
+    missing = [run for run in planned if read_rung(RunDirectory(folder / run.name), run.config["rounds"]) is None]
+    for run in missing:
+        extend_trial(RunDirectory(folder / run.name), run.config["rounds"])
+    failed = execute(missing, folder) if missing else []
+    if failed:
+        raise TrialsFailedError(failed)
     for method in methods:
-        played = {cell.settings["seed"] for cell in method.cells} & set(request.seeds)
-        if played:
-            raise ConfigError(f"tune.seeds must be others than those of the comparison, got {min(played)} in both")
-        rounds, cost = trial_rounds(method, request), trial_rounds(method, request) * len(request.seeds)
-        if request.rungs and request.rungs[-1] >= rounds:
-            raise ConfigError(f"tune.rungs must be before the last of the {rounds} rounds, got {request.rungs[-1]}")
-        trials = 1
-        for given in method.ranges.values() if request.sampler == "grid" else ():
-            trials *= len(given.values)
-        if request.unit == "rounds" and request.budget < trials * cost:
+        method.tell(stage, folder)
+
+
+def require_fair(methods: Sequence[Method], config: TuneConfig) -> Metric:
+    """Refuse what cannot be searched fairly, before anything is written; returns what trials are evaluated by."""
+    for method in methods:
+        shared = {run.config["seed"] for run in method.runs} & set(config.seeds)
+        if shared:
+            raise ConfigError(f"tune.seeds must be others than those of the comparison, got {min(shared)} in both")
+        rounds, cost = method.rounds, method.rounds * len(config.seeds)
+        if config.rungs and config.rungs[-1] >= rounds:
+            raise ConfigError(f"tune.rungs must be before the last of the {rounds} rounds, got {config.rungs[-1]}")
+        trials = math.prod(map(len, method.search.values())) if config.sampler == "grid" else 1
+        if config.budget.get("rounds", math.inf) < trials * cost:
             raise ConfigError(
                 f"tune.budget.rounds must be at least {trials * cost} for {trials} trials of {cost} rounds of "
-                f"{method.name}, got {request.budget}"
+                f"{method.name}, got {config.budget['rounds']}"
             )
     first = methods[0]
-    cell = trial_cell(first, request, Trial(0, first.untuned, {}, False, False, 0, 0), request.seeds[0], 1)
-    stream = build(cell.settings).stream
-    if request.judge == "stream" and _same_rounds(stream, build_stream(first.cells[0].settings)):
+    trial = first.plan(0, first.untuned, 0)[0]
+    streams = build(trial.config).stream, build_stream(first.runs[0].config)
+    # What arrives is not known before.
+    tasks = {s.fingerprint(0, s.train[0]) if has_random_access(s.train) else str(id(s)) for s in streams}
+    if config.evaluate_on == "prequential" and len(tasks) == 1:
         raise ConfigError(
-            f"tune.settings must name other data for tune.judge stream: the rounds of {cell.settings['data']['name']} "
-            "are the same for every seed here, and the comparison plays them"
+            "tune.settings must name other data for tune.evaluate_on prequential: the rounds of "
+            f"{trial.config['data']['name']} are the same for every seed here, and the comparison learns from them"
         )
-    return stream.metric
+    return streams[0].metric
 
 
-def _same_rounds(one: Stream, other: Stream) -> bool:
-    """Whether two streams begin with the same task; of those that arrive nobody knows."""
-    if not (has_random_access(one.train) and has_random_access(other.train)):
-        return False
-    return one.fingerprint(0, one.train[0]) == other.fingerprint(0, other.train[0])
+def run_tuned(grid: Grid, config: TuneConfig, root: Path, launcher: Launcher, console: Console) -> Grid:
+    """Tune, print the result, and return the comparison with each run also tuned, where that changes it."""
+    methods = tune(grid, config, root / FOLDER, lambda runs, folder: run_all(runs, folder, launcher, console))
+    runs = []
+    for method in methods:
+        found = method.found
+        ends = [key for key, values in method.search.items() if at_end(found[key], values)]
+        hint = f"; {', '.join(ends)} at an end of its range: beyond it may be better values" if ends else ""
+        line = f"{method.label}: {', '.join(f'{key} {_format(value)}' for key, value in found.items())}{hint}"
+        console.print(line, soft_wrap=True, highlight=False)
+        for run in method.runs:
+            tuned = complete_config(overlay(run.config, nested(found)))
+            runs += [run] if tuned == run.config else [run, PlannedRun(f"{run.name}-tuned", tuned)]
+    return Grid(grid.name, runs)
 
 
-def _require_same(folder: Path, grid: Grid, request: Request) -> None:
-    """A search that was begun goes on as it was begun."""
-    asked = yaml.safe_dump({"tune": _as_plain(request), "cells": {c.name: c.settings for c in grid.cells}})
-    file = folder / "request.yaml"
-    if not file.is_file():
-        write_atomically(file, asked)
-    elif file.read_text() != asked:
-        raise ValueError(f"{folder} was begun with another search: give --output another folder, or delete it")
+def describe_search(grid: Grid, config: TuneConfig) -> list[str]:
+    """Return what would be searched, one line per method."""
+    lines = []
+    for method in find_methods(grid, config):
+        ranges = "; ".join(f"{key} in {format_range(values)}" for key, values in method.search.items())
+        unit = method.unit.replace("_", " ")
+        lines.append(f"{method.label}: {method.budget:,} {unit}, evaluated on {config.evaluate_on}; {ranges}")
+    return lines
 
 
-def _as_plain(request: Request) -> dict[str, Any]:
-    ranges = {key: [given.low, given.high, *given.values] for key, given in request.search.items()}
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in request._asdict().items()}
-    return {**plain, "search": ranges}
+@dataclass(frozen=True)
+class SearchResults(ReportData):
+    """Results of a search.
 
-
-def tuned_grid(grid: Grid, tuning: Tuning) -> tuple[Grid, dict[str, str]]:
-    """The comparison and, beside its cells, the same with what was found; and which cell is which's tuned one.
-
-    Where the search found what was there before, a cell is its own tuned one.
+    Attributes:
+        trials: one row per trial, with a column for each setting; the result is the last one, empty if not finite.
+        search_space: one row per method and setting, as text.
     """
-    cells, pairs = [], {}
-    for method in tuning.methods:
-        for cell in method.cells:
-            settings = complete_config(overlay(cell.settings, nested(tuning.found(method))))
-            same = settings == cell.settings
-            pairs[cell.name] = cell.name if same else f"{cell.name}-tuned"
-            cells += [cell] if same else [cell, Cell(pairs[cell.name], settings)]
-    return Grid(grid.name, cells), pairs
+
+    columns: ClassVar[dict[str, dict[str, Any]]] = {
+        "trials": dict.fromkeys(("label", "state"), pl.String)
+        | {"chosen": pl.Boolean, "result": pl.Float64}
+        | dict.fromkeys(("trial", "rounds", "gradient_evaluations"), pl.Int64),
+        "search_space": dict.fromkeys(
+            ("method", "setting", "range", "untuned", "found", "trials", "pruned", "not finite", "result", "budget"),
+            pl.String,
+        ),
+    }
+
+    trials: pl.DataFrame
+    search_space: pl.DataFrame
+
+    def tables(self) -> list[Table]:
+        """Return what was searched, and each trial."""
+        keys = [name for name in self.trials.columns if name not in self.columns["trials"]]
+        columns = ["label", "trial", *keys, "rounds", "gradient_evaluations", "result"]
+        rows = [
+            [*(_format(row[name]) for name in columns), "chosen" if row["chosen"] else row["state"]]
+            for row in self.trials.iter_rows(named=True)
+        ]
+        header = ["method", *(name.replace("_", " ") for name in columns[1:]), "state"]
+        space = "What was searched; no trial saw a test task. Beyond an end of a range there may be better values."
+        trials = "Every trial; the chosen one is marked. A pruned trial has its last result."
+        return [
+            Table("search_space", space, self.search_space.columns, self.search_space.rows()),
+            Table("all_trials", trials, header, rows),
+        ]
+
+    def figures(self, title: str) -> list[ReportFigure]:
+        """Return the results against the step size, one curve per method."""
+        figure, (axes,) = new_figure(3.6)
+        step = next(key for key in STEP_SIZES if key in self.trials.columns)
+        for label in self.labels:
+            look = line_style(self.labels, label)
+            hollow = {**look, "fillstyle": "none", "linestyle": "none", "label": None}
+            trials = self.trials.filter(pl.col("label") == label).drop_nulls(["result", step]).sort(step)
+            for some, style in (
+                (trials.filter(pl.col("state") == "complete"), look),
+                (trials.filter(pl.col("state") == "pruned"), hollow),
+                (trials.filter("chosen"), {**hollow, "marker": "o", "markersize": 11}),
+            ):
+                axes.plot(some[step].to_list(), some["result"].to_list(), **style)
+        quantity = escape_mathtext(self.search_space["result"][0]).replace(" (", "\n(")
+        axes.set(xscale="log", xlabel=STEP_SIZES[step], ylabel=quantity)
+        caption = (
+            f"Result of each trial against its {STEP_SIZES[step]}; large rings are the chosen ones, hollow marks were "
+            "pruned. Where other settings are searched, too, a curve goes through trials that differ in them."
+        )
+        return [finish_figure(figure, axes, "sensitivity", caption, f"{title}: sensitivity to the {STEP_SIZES[step]}")]
+
+
+def write_search(methods: Sequence[Method], metric: Metric, folder: Path, title: str) -> None:
+    """Write trials.csv, search_space.csv, best.yaml and the figure into the folder of a search."""
+    trials, space = [], []
+    direction = "higher is better" if metric.higher_is_better else "lower is better"
+    for method in methods:
+        states, config = [], method.config
+        for trial in method.trials:
+            values = trial.intermediate_values
+            states.append("complete" if trial.state.name == "COMPLETE" else "pruned" if values else "not finite")
+            row = {"label": method.label, "trial": trial.number, "state": states[-1], "chosen": trial == method.best}
+            row |= {**trial.user_attrs, "result": values[max(values)] if values else None}
+            trials.append(row | {key: trial.params.get(key) for key in config.search})
+        counts = (str(len(states)), str(states.count("pruned")), str(states.count("not finite")))
+        result = f"{config.evaluate_on} {metric.name} ({direction})"
+        for key, values in method.search.items():
+            found = _format(method.found[key]) + (", an end" if at_end(method.found[key], values) else "")
+            setting = (method.label, key, format_range(values), _format(method.untuned[key]), found)
+            space.append((*setting, *counts, result, f"{method.budget} {method.unit.replace('_', ' ')}"))
+    results = SearchResults(
+        pl.DataFrame(trials, infer_schema_length=None),
+        pl.DataFrame(space, SearchResults.columns["search_space"], orient="row"),
+    )
+    results.write(folder)
+    write_atomically(folder / "best.yaml", yaml.safe_dump({m.name: m.found for m in methods}, sort_keys=False))
+    with report_style():
+        for figure in results.figures(title):
+            figure.save(folder)
+
+
+def read_search(paths: Sequence[Path]) -> SearchResults | None:
+    """Return the search in the folder of a comparison, or in that of a report about it; None where there is none."""
+    found = (SearchResults.read(folder) for path in paths for folder in (path / FOLDER, path))
+    return next((one for one in found if one is not None), None)
+
+
+def _format(value: Any) -> str:
+    """Return a setting or a result; numbers that are not whole with the digits that matter."""
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)

@@ -95,7 +95,8 @@ def test_a_network_gets_what_follows_from_the_tasks_and_its_weights_from_the_see
     assert "did you mean 'problem.network.width'?" in capsys.readouterr().err
 
 
-def test_help_and_refusals_come_from_the_users_class(folder, capsys):
+def test_help_and_refusals_come_from_the_users_class(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     assert run_command("fit --config ridge.yaml --help") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "--data.period 200 rounds after which the coefficients repeat" in printed

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from obbo_lightning.experiments import report
-from obbo_lightning.experiments.report import _contents as of_found, write_report
+from obbo_lightning.experiments.report import write_report
+from obbo_lightning.experiments.report_data import ReportData
 
 FOLDER = Path(__file__).parents[2] / "docs" / "experiments"
 REFERENCE = {"market": "obbo, window = 25"}
@@ -20,7 +20,8 @@ NOT_MEASURED: dict[str, tuple[str, ...]] = {"README.md": ("2.0", "3.11")}  # a l
     ["first", "default", "default_tuned", "fc100", "fc100_tuned", "fc100_long", "damping", "market", "quadratic"],
 )
 def test_a_committed_report_is_made_again_to_the_last_byte(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "_contents", lambda found: (of_found(found)[0], lambda title: []))  # figures take long
+    for kind in ReportData.__subclasses__():
+        monkeypatch.setattr(kind, "figures", lambda self, title: [])  # they take long
     write_report([FOLDER / name], tmp_path, name, reference=REFERENCE.get(name))
     committed = [path for path in FOLDER.joinpath(name).iterdir() if path.suffix in (".md", ".csv")]
     assert {"settings.md", "facts.csv", "table.md" if name == "first" else "paired.md"} < {

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from jsonschema import Draft7Validator
-from obbo_lightning.training.rows import COUNTS, NUMBERS, REGRETS
 
 from obbo_lightning import cli
 from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.experiments.dashboard import BY, SECTIONS, build_report, build_workspace, save
-from obbo_lightning.experiments.drawing import COLOURS
+from obbo_lightning.experiments.report_data import COLOURS
 
 # wandb-workspaces itself uses what pydantic deprecates
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -28,7 +27,7 @@ def specification(tmp_path_factory):
 
 
 def panels(tree):
-    """Every line plot, wherever it is."""
+    """Yield every line plot, wherever it is."""
     if isinstance(tree, dict):
         if tree.get("viewType") == "Run History Line Plot":
             yield tree
@@ -40,24 +39,26 @@ def panels(tree):
 
 
 @pytest.mark.parametrize("kind", ["workspace", "report"])
-def test_both_show_regret_accuracy_gradient_norm_and_compute(specification, kind):
-    drawn = [(p["config"]["xAxis"], *p["config"]["metrics"]) for p in panels(specification[kind])]
-    assert {("round", "regret/euclidean"), ("round", "test_accuracy"), ("round", "hypergradient_norm")} <= set(drawn)
-    assert {("oracle_calls", "test_accuracy"), ("_runtime", "test_accuracy"), ("round", "seconds")} <= set(drawn)
-    assert len(drawn) == sum(map(len, SECTIONS.values()))
+def test_workspace_and_report_show_regret_accuracy_gradient_norm_and_compute(specification, kind):
+    shown = [(p["config"]["xAxis"], *p["config"]["metrics"]) for p in panels(specification[kind])]
+    assert {("round", "regret/euclidean"), ("round", "test_accuracy"), ("round", "hypergradient_norm")} <= set(shown)
+    assert {("evaluations", "test_accuracy"), ("_runtime", "test_accuracy"), ("round", "seconds")} <= set(shown)
+    assert len(shown) == sum(map(len, SECTIONS.values()))
     for panel in panels(specification[kind]):
         assert panel["config"]["xAxisTitle"]
         assert panel["config"]["yAxisTitle"]
 
 
-def test_every_panel_shows_something_that_a_run_logs():
-    logged = {*COUNTS, *NUMBERS, *(f"regret/{name}" for name in REGRETS), "round", "seconds", "oracle_calls"}
-    logged |= {"loss", "inner_loss", "accuracy", "test_accuracy", "test_loss", "test_mse", "RelativeTime(Process)"}
-    shown = {word for section in SECTIONS.values() for panel in section for word in (panel.metric, panel.x)}
-    assert shown <= logged
+def test_every_panel_shows_a_metric_that_runs_log(tmp_path):
+    flags = ["--rounds", "1", "--evaluation.tasks", "1", "--problem.network.filters", "2", "--data.image_size", "16"]
+    assert cli.main(["fit", *flags, "--output", str(tmp_path)]) == 0
+    (run,) = tmp_path.glob("*/*")
+    columns = [(run / name).read_text().splitlines()[0].split(",") for name in ("metrics.csv", "timings.csv")]
+    logged = {*columns[0], *columns[1], "evaluations", "RelativeTime(Process)", "test_loss", "test_mse"}
+    assert {word for section in SECTIONS.values() for panel in section for word in (panel.metric, panel.x)} <= logged
 
 
-def test_panels_of_a_report_do_not_lie_on_each_other(specification):
+def test_panels_of_a_report_do_not_overlap(specification):
     blocks = [list(panels(block)) for block in specification["report"]["spec"]["blocks"]]
     assert [len(found) for found in blocks if found] == [len(section) for section in SECTIONS.values()]
     for found in blocks:
@@ -124,7 +125,7 @@ def test_the_specification_is_what_is_sent(monkeypatch):
     assert sent["workspace"].project == "mine"
 
 
-def test_without_a_login_it_is_one_line(monkeypatch, tmp_path, capsys):
+def test_mistakes_are_refused_in_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     assert cli.main(["dashboard"]) == 2
@@ -142,7 +143,7 @@ SWEEPS = sorted((CONFIGS / "sweeps").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def schema():
-    """W&B's own, from its package `sweeps`, which need not be imported for it."""
+    """Return W&B's own schema, from its package `sweeps`, without importing it."""
     spec = importlib.util.find_spec("sweeps")
     assert spec is not None
     (folder,) = spec.submodule_search_locations
@@ -159,7 +160,7 @@ def test_sweeps_are_valid(path, schema):
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.stem)
-def test_what_an_agent_would_run_is_accepted(path, monkeypatch, capsys):
+def test_commands_of_an_agent_are_accepted(path, monkeypatch, capsys):
     monkeypatch.chdir(CONFIGS.parent)
     sweep = yaml.safe_load(path.read_text())
     command = sweep["command"]
@@ -185,7 +186,7 @@ def test_sweeps_cover_window_step_decay_and_inner_steps():
     assert wanted <= swept
 
 
-def test_a_sweeps_agent_names_the_run(monkeypatch, tmp_path):
+def test_the_agent_of_a_sweep_names_the_run(monkeypatch, tmp_path):
     from obbo_lightning.runs.directory import RunDirectory
     from obbo_lightning.training.loggers import _identity
 
@@ -193,4 +194,4 @@ def test_a_sweeps_agent_names_the_run(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")
     assert _identity(RunDirectory(tmp_path)) == "chosen"
     monkeypatch.delenv("WANDB_RUN_ID")
-    assert _identity(RunDirectory(tmp_path)) == "chosen"  # a resumed run goes on with it
+    assert _identity(RunDirectory(tmp_path)) == "chosen"  # a resumed run keeps it

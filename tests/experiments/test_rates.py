@@ -11,14 +11,14 @@ import pytest
 from scipy.stats import linregress, ttest_1samp
 
 from obbo_lightning import cli
-from obbo_lightning.experiments.rates import Rates, draw_rates, fit_power, over_rounds, rates_tables, stream_columns
+from obbo_lightning.experiments.rates import Rates, fit_power_law, has_rates, read_rates
+from obbo_lightning.experiments.report_data import report_style
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 LENGTHS, NUMBERS, SEEDS = (50, 100, 200), (2.0, 4.0, 8.0), range(4)
 
 
 def power_law(noise=0.0, over="condition_number"):
-    """regret = 3 T^0.4 κ^2 for obbo and 5 T^0.7 κ^3 for oagd, with noise."""
+    """Return regret = 3 T^0.4 κ^2 for obbo and 5 T^0.7 κ^3 for oagd, with noise."""
     rng = np.random.default_rng(0)
     rows = []
     for label, scale, slope, exponent in (("obbo", 3, 0.4, 2), ("oagd", 5, 0.7, 3)):
@@ -26,11 +26,11 @@ def power_law(noise=0.0, over="condition_number"):
             for rounds, number in [(t, 2.0) for t in LENGTHS] + [(100, k) for k in NUMBERS[1:]]:
                 regret = scale * rounds**slope * number**exponent * math.exp(noise * rng.standard_normal())
                 rows.append((label, seed, rounds, number, regret))
-    return Rates(pl.DataFrame(rows, schema=stream_columns(over), orient="row"))
+    return Rates(pl.DataFrame(rows, ["label", "seed", "rounds", over, "regret"], orient="row"))
 
 
 def test_power_laws_are_found():
-    rates, numbers, paired = rates_tables(power_law())
+    rates, numbers, paired = power_law().tables()
     assert [row[-1] for row in rates.rows] == ["-0.60 [-0.60, -0.60]", "-0.30 [-0.30, -0.30]"]
     assert [row[-2] for row in numbers.rows] == ["2.00 [2.00, 2.00]", "3.00 [3.00, 3.00]"]
     assert [row[-1] for row in numbers.rows] == ["T/w + V₁ + κ² H₂", "T/w + H₁ + κ⁴ H₂"]
@@ -39,39 +39,69 @@ def test_power_laws_are_found():
     assert paired.rows == [["oagd", f"{math.log10(5 / 3 * 200**0.3 * 2):+.2f} ± 0.00", "4 / 0, p = 0.12"]]
 
 
-def test_rates_are_fitted_over_whatever_the_stream_says():
+def test_rates_are_fitted_over_the_setting_that_the_stream_names():
     of_kappa, of_noise = power_law(), power_law(over="noise_scale")
-    numbers, expected = rates_tables(of_noise)[1], rates_tables(of_kappa)[1]
+    numbers, expected = of_noise.tables()[1], of_kappa.tables()[1]
     assert (numbers.name, expected.name) == ("noise_scales", "condition_numbers")
     columns = ["noise_scale = 2", "noise_scale = 4", "noise_scale = 8", "exponent of noise_scale"]
     assert numbers.columns == ["algorithm", "seeds", *columns]  # the paper has bounds in κ only
     assert [list(row) for row in numbers.rows] == [list(row[:-1]) for row in expected.rows]
-    assert "noise_scale = 2" in rates_tables(of_noise)[0].caption
-    assert [drawing.name for drawing in draw_rates(of_noise, "small")] == ["rates", "noise_scales"]
+    assert "noise_scale = 2" in of_noise.tables()[0].caption
+    with report_style():
+        assert [figure.name for figure in of_noise.figures("small")] == ["rates", "noise_scales"]
 
 
 def test_intervals_are_those_of_scipy():
-    line = over_rounds(power_law(noise=0.3))["oagd"]
+    line = power_law(noise=0.3).lines("rounds")["oagd"]
     slopes = [linregress(np.log(line.x), np.log(row)).slope for row in line.values]
     interval = ttest_1samp(slopes, 0).confidence_interval(0.95)
-    fit = fit_power(line.x, line.values)
+    fit = fit_power_law(line.x, line.values)
     assert np.allclose([fit.exponent, fit.low, fit.high], [np.mean(slopes), interval.low, interval.high], rtol=1e-12)
     assert fit.high - fit.low > 0.05
-    assert fit_power(line.x, line.values[:1]).low is None  # one seed has no interval
+    assert fit_power_law(line.x, line.values[:1]).low is None  # one seed has no interval
 
 
 def test_a_seed_without_all_points_is_not_fitted():
     streams = power_law(noise=0.3).streams
-    fewer = streams.filter((pl.col("seed") != 2) | (pl.col("rounds") != 200))
-    assert [len(line.values) for line in over_rounds(Rates(fewer)).values()] == [3, 3]
-    (rates, *_) = rates_tables(Rates(fewer))
-    assert [row[1] for row in rates.rows] == ["3", "3"]
+    fewer = Rates(streams.filter((pl.col("seed") != 2) | (pl.col("rounds") != 200)))
+    assert [len(line.values) for line in fewer.lines("rounds").values()] == [3, 3]
+    assert [row[1] for row in fewer.tables()[0].rows] == ["3", "3"]
+
+
+def test_of_several_values_with_as_many_lengths_the_smallest_is_fixed():
+    rows = [("obbo", 0, rounds, number, 1.0) for number in (8.0, 2.0, 4.0) for rounds in (50, 100)]
+    rows.append(("obbo", 0, 50, 1.0, 1.0))
+    rates = Rates(pl.DataFrame(rows, ["label", "seed", "rounds", "condition_number", "regret"], orient="row"))
+    assert rates.fixed_value("rounds") == 2.0
+    assert rates.fixed_value("condition_number") == 50.0
+
+
+def test_rates_have_a_row_for_each_run_with_an_exact_regret(make_run):
+    expected = {
+        (name, seed, rounds, number, 100.0 * rounds + number + seed)
+        for name in ("sobow", "obbo")
+        for seed in (0, 1)
+        for rounds, number in ((4, 10.0), (8, 10.0), (4, 50.0))
+    }
+    runs = [
+        make_run(name, seed, rounds, metrics={"regret/exact": regret}, data={"condition_number": number})
+        for name, seed, rounds, number, regret in sorted(expected)
+    ]
+    assert has_rates(runs)
+    assert not has_rates(runs[:1])
+    bad = [make_run("obbo", seed, metrics={"regret/exact": v}) for seed, v in ((5, 0.0), (6, np.inf), (7, -1.0))]
+    rates, left_out = read_rates([*runs, *bad])
+    assert [one.reason for one in left_out] == [f"its exact regret is {value}" for value in (0.0, np.inf, -1.0)]
+    assert set(rates.streams.rows()) == expected
+    assert rates.labels == ["obbo", "sobow"]
+    with pytest.raises(ValueError, match=r"report needs an exact regret, and found none: .* its exact regret is 0\.0"):
+        read_rates(bad[:1])
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     root = tmp_path_factory.mktemp("rates")
-    base = ["--config", str(CONFIGS / "quadratic.yaml"), "--data.drift", "0.5", "--data.condition_number", "2"]
+    base = ["--config", "quadratic", "--data.drift", "0.5", "--data.condition_number", "2"]
     base += ["--evaluation.tasks", "1", "--output", str(root / "runs"), "--trainer.enable_progress_bar", "false"]
     for algorithm in ("obbo", "sobbo", "sobow", "oagd"):
         for rounds in (16, 64, 256):
@@ -107,6 +137,6 @@ def test_average_regret_falls_for_every_windowed_algorithm(report):
 @pytest.mark.slow
 def test_a_report_on_rates_is_made_again_from_its_csv(report, tmp_path):
     assert cli.main(["report", str(report / "out"), "--output", str(tmp_path)]) == 0
-    names = {p.name for p in tmp_path.iterdir()}
+    names = {p.name for p in Path(tmp_path).iterdir()}
     assert {"report.html", "rates.png", "rates.svg", "rates.tex", "streams.csv"} <= names
     assert (tmp_path / "rates.md").read_bytes() == (report / "out" / "rates.md").read_bytes()

@@ -46,8 +46,8 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("obbo_lightning.training.run.draw_figures", lambda *arguments: [])
-        for name in ("draw_comparison", "draw_market"):
-            patch.setattr(f"obbo_lightning.experiments.report.{name}", lambda *arguments: [], raising=False)
+        for name in ("Comparison", "MarketComparison"):
+            patch.setattr(f"obbo_lightning.experiments.report.{name}.figures", lambda *arguments: [])
         yield {name: make_runs(tmp_path_factory.mktemp("runs"), flags) for name, flags in STREAMS.items()}
 
 

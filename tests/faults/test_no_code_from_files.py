@@ -18,7 +18,7 @@ from small_runs import rewrite_provenance
 
 from obbo_lightning import cli, load_model
 from obbo_lightning.config.registry import import_class, untrusted_source
-from obbo_lightning.experiments.market_comparison import _read_lanes
+from obbo_lightning.experiments.market import _read_lanes
 from obbo_lightning.runs.checkpoints import CheckpointError, read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.streams.arriving import parse_npz

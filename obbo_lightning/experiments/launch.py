@@ -1,0 +1,376 @@
+"""Run a grid: by a few warm processes of this machine, or as the jobs of a Slurm array.
+
+``python -m obbo_lightning.experiments.launch FD`` is one of those processes; FD is the file descriptor of its requests.
+"""
+
+import contextlib
+import ctypes
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from obbo_lightning.config.parse import complete_config
+from obbo_lightning.experiments.grid import PlannedRun
+from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
+from obbo_lightning.threads import share_of_cores
+from obbo_lightning.training.signals import Stopped, StopSignals
+
+LOG = "log.txt"  # in a run directory: what the run printed
+SLURM_JOB = "slurm_job.txt"  # in a run directory: the id of its job
+LOOK_EVERY = 0.5  # seconds between two updates of the progress bar
+LOOK_AT_QUEUE = 10.0  # seconds between two calls of squeue, which serves all users
+
+
+class Failure(NamedTuple):
+    """A run that did not finish."""
+
+    run: str
+    reason: str
+
+
+class Interrupted(Exception):
+    """A signal stopped a grid."""
+
+    def __init__(self, signum: int, consequence: str) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}; {consequence}")
+        self.exit_code = 128 + signum
+
+
+def run_all(planned: Sequence[PlannedRun], root: Path, launcher: "Launcher", console: Console) -> list[Failure]:
+    """Execute all runs that are not finished, in directories below ``root``; returns those that failed."""
+    runs = prepare(planned, root)
+    rounds = [run.config["rounds"] for run in planned]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    signals = StopSignals()
+    signals.listen()
+    try:
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task("rounds", total=sum(rounds))
+            for _ in launcher.execute([run for run in runs if not run.finished]):
+                if signals.received:
+                    raise Stopped(signals.received, 0)
+                progress.update(bar, **_progress(runs, rounds))
+            progress.update(bar, **_progress(runs, rounds))
+    except Stopped as stop:
+        signals.restore()  # a second signal ends this process at once
+        raise Interrupted(stop.signum, launcher.stop()) from None
+    finally:
+        signals.restore()
+    return [Failure(run.path.name, launcher.reason(run)) for run in runs if not run.finished]
+
+
+def describe_plan(planned: Sequence[PlannedRun], root: Path) -> list[str]:
+    """Return which runs would be executed, one line per run, and their rounds in all."""
+    waiting = [run for run in planned if not RunDirectory(root / run.name).finished]
+    lines = [f"{n}: {config['rounds']} rounds" if (n, config) in waiting else f"{n}: finished" for n, config in planned]
+    rounds = sum(run.config["rounds"] for run in waiting)
+    return [*lines, f"{len(waiting)} of {len(planned)} runs to execute, {rounds:,} rounds"]
+
+
+def prepare(planned: Sequence[PlannedRun], root: Path) -> list[RunDirectory]:
+    """Write the configuration of each run to its directory; refuse a run that was started with other settings."""
+    runs = []
+    for name, config in planned:
+        run = RunDirectory(root / name)
+        if not run.config.is_file():
+            run.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(run.config, yaml.safe_dump(config, sort_keys=False))
+        # Not compared: files of components, of whose changes the run itself warns, and a number of threads that was
+        # determined when the run was started.
+        other = {"component_files": None} | ({"threads": None} if config["threads"] == "auto" else {})
+        started = complete_config({**read_config(run), "component_files": config.get("component_files")})
+        if {**started, **other} != {**config, **other}:
+            raise ValueError(f"{run.path} was started with other settings: give --output another folder, or delete it")
+        runs.append(run)
+    return runs
+
+
+def _progress(runs: Sequence[RunDirectory], rounds: Sequence[int]) -> dict[str, Any]:
+    done = 0
+    for run, planned in zip(runs, rounds, strict=True):
+        lines = run.timings.read_bytes().count(b"\n") if run.timings.is_file() else 1  # the first is the header
+        done += planned if run.finished else max(0, lines - 1)
+    return {"completed": done, "description": f"{sum(run.finished for run in runs)} of {len(runs)} runs, rounds"}
+
+
+def _last_line(text: str) -> str:
+    r"""Return the last line that is not blank.
+
+    >>> _last_line("round 3\nstopped\n\n"), _last_line("")
+    ('stopped', 'it printed nothing')
+    """
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
+
+
+def _read(file: Path) -> str:
+    return file.read_text(errors="replace") if file.is_file() else ""
+
+
+class LocalLauncher:
+    """Warm processes that share the cores of this machine; they wait for further runs until `stop`.
+
+    A process that dies fails its run only.
+
+    Args:
+        jobs: number of processes.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs, self._threads = jobs, share_of_cores(jobs)
+        self._busy: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        self._deaths: dict[RunDirectory, str] = {}
+
+    def execute(self, runs: Sequence[RunDirectory]) -> Iterator[None]:
+        """Execute runs, of which none is finished; yields about twice a second until all have ended."""
+        waiting = deque(runs)
+        while waiting or self._busy:
+            while waiting and len(self._busy) < self._jobs:
+                worker = self._idle.pop() if self._idle else _Worker(self._threads, waiting[0])
+                worker.start(waiting.popleft())
+                self._busy.append(worker)
+            yield
+            answered = wait([worker.connection for worker in self._busy], LOOK_EVERY)
+            for worker in [worker for worker in self._busy if worker.connection in answered]:
+                self._busy.remove(worker)
+                worker.finish()
+                if worker.alive:
+                    self._idle.append(worker)
+                else:
+                    self._deaths[worker.run] = worker.end()
+
+    def stop(self) -> str:
+        """Stop all processes, runs after their round and a checkpoint; returns what becomes of the runs."""
+        for worker in self._busy:
+            worker.process.send_signal(signal.SIGTERM)
+        for worker in self._busy:
+            worker.finish()  # before its connection is closed, which is a second signal: stop at once
+        for worker in (*self._busy, *self._idle):
+            worker.end()
+        self._busy, self._idle = [], []
+        return "the same command continues"
+
+    def reason(self, run: RunDirectory) -> str:
+        """Return why a run did not finish."""
+        return "; ".join(filter(None, (_last_line(_read(run.path / LOG)), self._deaths.get(run))))
+
+
+class _Worker:
+    """A process that executes one run after the other; it prints into the log of its first run until it has started.
+
+    Not `multiprocessing.Process`: the number of threads, the log and the session must be set when the process starts,
+    before torch is imported and before a Ctrl-C can reach it.
+    """
+
+    def __init__(self, threads: int, run: RunDirectory) -> None:
+        self.connection, other = Pipe()
+        self.run, self.alive = run, True
+        with (run.path / LOG).open("ab") as log:
+            self.process = subprocess.Popen(  # noqa: S603 no word is a user's
+                [sys.executable, "-u", "-m", "obbo_lightning.experiments.launch", str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[other.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
+                start_new_session=True,  # a Ctrl-C reaches it through its parent only
+            )
+        other.close()
+
+    def start(self, run: RunDirectory) -> None:
+        self.run = run
+        with contextlib.suppress(OSError):  # it has died, which `finish` finds out
+            self.connection.send(str(run.path.absolute()))
+
+    def finish(self) -> None:
+        """Wait for the end of its run; a signal that ends a run ends its process."""
+        try:
+            self.alive = self.connection.recv() < 128
+        except (EOFError, OSError):
+            self.alive = False
+
+    def end(self) -> str:
+        """Let the process end; returns the signal that killed it during its run, if one did."""
+        if self.alive:
+            self.connection.close()
+        code = self.process.wait()
+        self.connection.close()
+        return f"its process was killed by {signal.Signals(-code).name}" if code < 0 and not self.alive else ""
+
+
+def serve(connection: Connection) -> int:
+    """Execute the runs whose directories arrive, until the connection is closed or a signal has stopped a run."""
+    directories: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, directories), daemon=True).start()
+    while directory := directories.get():
+        code = execute_run(Path(directory))
+        with contextlib.suppress(OSError):
+            connection.send(code)
+        if code >= 128:
+            return code
+    return 0
+
+
+def _receive(connection: Connection, directories: "SimpleQueue[str]") -> None:
+    """Pass on requests; when the parent is gone, stop the present run, so that it is saved."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            directories.put(connection.recv())
+    directories.put("")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def execute_run(directory: Path) -> int:
+    """Start or resume a run; returns its exit code. What this process prints from now on is appended to its log."""
+    _flush()
+    with (directory / LOG).open("ab") as log:
+        os.dup2(log.fileno(), 1)  # file descriptors, because C code prints, too
+        os.dup2(log.fileno(), 2)
+    try:
+        from obbo_lightning.training.resume import resume
+
+        with warnings.catch_warnings():  # which also forgets those that were shown in another run
+            return resume(directory)
+    except ValueError as refusal:
+        print(f"obbo: {' '.join(str(refusal).split())}", file=sys.stderr)
+        return 2
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # buffers of C code
+
+
+# After the user's own lines. A run whose time is up gets SIGUSR1, saves a checkpoint and ends with 128 + 10.
+SLURM_SCRIPT = """
+runs=({runs})
+run=${{runs[$SLURM_ARRAY_TASK_ID]}}
+echo "Slurm job ${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" >> "$run/{log}"
+export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
+export OMP_NUM_THREADS=$SRUN_CPUS_PER_TASK MKL_NUM_THREADS=$SRUN_CPUS_PER_TASK
+# Without SLURM_NTASKS, because Lightning would take tasks of the job for ranks.
+srun --ntasks=1 env -u SLURM_NTASKS {python} -m obbo_lightning resume "$run" --trust >> "$run/{log}" 2>&1
+code=$?
+if [ $code = 138 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 20 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $code
+"""
+
+
+class SlurmLauncher:
+    """Jobs of an array, one per run; a run whose job is still in the queue is waited for, not submitted again.
+
+    Args:
+        header: a shell script with the ``#SBATCH`` lines of a job, and what must be executed before its run.
+        folder: of the script and Slurm's logs; the nodes must see it.
+        jobs: number of runs at a time; None: as many as Slurm allows.
+    """
+
+    def __init__(self, header: Path, folder: Path, jobs: int | None = None) -> None:
+        try:
+            self._header = header.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--slurm must be a shell script that can be read, got {str(header)!r}: {error}") from None
+        if not self._header.startswith("#!"):
+            raise ValueError(f"--slurm must be a shell script that begins with #!, got {str(header)!r}")
+        missing = [command for command in ("sbatch", "squeue") if shutil.which(command) is None]
+        if missing:
+            raise ValueError(f"--slurm needs a machine with Slurm, got one without {', '.join(missing)}")
+        self._folder, self._limit = folder.absolute(), "" if jobs is None else f"%{jobs}"
+        self._jobs: dict[RunDirectory, str] = {}
+
+    def execute(self, runs: Sequence[RunDirectory]) -> Iterator[None]:
+        """Submit runs, of which none is finished; yields about twice a second until all have ended."""
+        queue = _queue() if runs else set()
+        if queue is None:
+            raise ValueError("--slurm needs an answer of squeue, got none: is Slurm's controller up?")
+        known = {run: job for run in runs if (job := _read(run.path / SLURM_JOB).strip()) in queue}
+        new = [run for run in runs if run not in known]
+        self._jobs = known | (self._submit(new) if new else {})
+        if runs:
+            print(f"{len(new)} runs submitted, {len(known)} in the queue already: Slurm job {self._ids()}", flush=True)
+        active, missing, looked = dict(self._jobs), set[str](), time.monotonic()
+        while active:
+            yield
+            time.sleep(LOOK_EVERY)
+            active = {run: job for run, job in active.items() if not run.finished}
+            if time.monotonic() - looked < LOOK_AT_QUEUE:
+                continue
+            looked, queue = time.monotonic(), _queue()
+            if queue is not None:  # a controller that does not answer tells nothing about jobs
+                absent = {job for job in active.values() if job not in queue}
+                # Absent twice, because a shared file system may show the last files of a job late.
+                active = {run: job for run, job in active.items() if job not in absent & missing}
+                missing = absent
+
+    def stop(self) -> str:
+        """Leave the jobs to Slurm; returns what becomes of the runs."""
+        return f"the jobs continue: the same command waits for them, scancel {self._ids()} ends them"
+
+    def reason(self, run: RunDirectory) -> str:
+        """Return why a run did not finish."""
+        job = self._jobs[run]
+        log = self._folder / f"{job}.out"  # Slurm's: a run that is killed, for its memory, prints nothing itself
+        _, begun, printed = _read(run.path / LOG).rpartition(f"Slurm job {job}\n")
+        return f"{_last_line(printed if begun else '')}; Slurm job {job}: {_last_line(_read(log))}; all of it in {log}"
+
+    def _submit(self, runs: Sequence[RunDirectory]) -> dict[RunDirectory, str]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        script, paths = self._folder / "array.sh", " ".join(shlex.quote(str(run.path.absolute())) for run in runs)
+        body = SLURM_SCRIPT.format(runs=paths, log=LOG, python=shlex.quote(sys.executable))
+        write_atomically(script, f"{self._header}\n{body}")
+        options = [f"--array=0-{len(runs) - 1}{self._limit}", "--signal=USR1@150", "--requeue", "--open-mode=append"]
+        options += [f"--job-name=obbo-{self._folder.parent.name}", f"--output={self._folder}/%A_%a.out"]
+        answer = _ask("sbatch", "--parsable", *options, str(script))
+        if answer.returncode:
+            raise ValueError(f"Slurm refused: {' '.join(answer.stderr.split())}")
+        array = answer.stdout.strip().partition(";")[0]
+        jobs = {run: f"{array}_{i}" for i, run in enumerate(runs)}
+        for run, job in jobs.items():
+            write_atomically(run.path / SLURM_JOB, f"{job}\n")
+        return jobs
+
+    def _ids(self) -> str:
+        return " ".join(sorted({job.partition("_")[0] for job in self._jobs.values()}, key=int))
+
+
+Launcher = LocalLauncher | SlurmLauncher
+
+
+def _queue() -> set[str] | None:
+    """Return the user's jobs that wait or run, elements of arrays one by one; None where Slurm does not answer."""
+    answer = _ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i")
+    return set(answer.stdout.split()) if answer.returncode == 0 else None
+
+
+def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)  # noqa: S603 not a shell
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Connection(int(sys.argv[1]))))

@@ -1,0 +1,454 @@
+"""Grids on this machine: warm processes, logs, signals, kills; most runs are a few lines of Python instead."""
+
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+import yaml
+from processes import Forked
+from rich.console import Console
+
+from obbo_lightning import cli
+from obbo_lightning.experiments import launch
+from obbo_lightning.experiments.grid import PlannedRun, read_grid
+from obbo_lightning.experiments.launch import LocalLauncher, prepare, run_all
+from obbo_lightning.runs.directory import RunDirectory, read_config
+
+GRID = {
+    "compare": "small",
+    "base": "market",
+    "settings": {
+        "rounds": 20,
+        "data": {"subset": 30, "subsets": 20, "horizon": 10},
+        "checkpoint": {"every": 5},
+        "evaluation": {"every": 10},
+    },
+    "grid": {"algorithm": ["obbo", "adam"], "algorithm.window": [1, 3], "data.start": [0.1, 0.5]},
+}
+# Every Python process that is started imports this: instead of a run, lines in its directory are executed.
+SITE = """
+import sys, types
+
+def resume(directory):
+    names = {"directory": directory, "code": 0}
+    exec(compile((directory / "run.py").read_text(), "run.py", "exec"), names)
+    if names["code"] == 0:
+        (directory / "summary.json").write_text("{}")
+    return names["code"]
+
+sys.modules["obbo_lightning.training.resume"] = types.ModuleType("resume")
+sys.modules["obbo_lightning.training.resume"].resume = resume
+"""
+PID = "import os\n(directory / 'pid').write_text(str(os.getpid()))\n"
+# What a run does: it remembers the signal, and stops after its round.
+SAVED_BY_SIGNAL = (
+    PID
+    + """
+import signal, threading
+received = threading.Event()
+before = signal.signal(signal.SIGTERM, lambda *_: received.set())
+(directory / "started").touch()
+received.wait()
+signal.signal(signal.SIGTERM, before)
+(directory / "saved").touch()
+code = 128 + signal.SIGTERM
+"""
+)
+
+
+@pytest.fixture
+def fake_runs(tmp_path, monkeypatch):
+    """Return a function that makes a run directory for each name, with its lines."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
+    monkeypatch.setattr(launch, "prepare", lambda planned, root: [RunDirectory(root / run.name) for run in planned])
+
+    def make(folder=tmp_path, **runs):
+        made = []
+        for name, lines in runs.items():
+            made.append(RunDirectory(folder / name))
+            made[-1].path.mkdir()
+            (made[-1].path / "run.py").write_text(lines)
+        return made
+
+    return make
+
+
+def execute(runs, jobs=1, launcher=None):
+    """Return the reasons of the runs that failed."""
+    planned, own = [PlannedRun(run.path.name, {"rounds": 1}) for run in runs], launcher or LocalLauncher(jobs)
+    failed = run_all(planned, runs[0].path.parent, own, Console(file=io.StringIO()))
+    if launcher is None:
+        own.stop()
+    return {failure.run: failure.reason for failure in failed}
+
+
+def pids(runs):
+    return [int((run.path / "pid").read_text()) for run in runs]
+
+
+def wait_for(happened, seconds=90):
+    for _ in range(seconds * 50):
+        if happened():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"not after {seconds} seconds")
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_processes_wait_for_further_runs_until_they_are_stopped(fake_runs):
+    launcher = LocalLauncher(1)
+    runs = fake_runs(a=PID, b=PID)
+    for run in runs:
+        assert execute([run], launcher=launcher) == {}
+    first, second = pids(runs)
+    assert first == second
+    assert is_running(first)
+    launcher.stop()
+    assert not is_running(first)
+
+
+def test_one_process_executes_all_runs_and_each_has_its_own_log(fake_runs):
+    prints = (
+        PID
+        + """
+import ctypes, sys, warnings
+name = directory.name
+print("printed by", name)
+print("reported by", name, file=sys.stderr)
+os.write(1, f"written by {name}\\n".encode())
+ctypes.CDLL(None).puts(f"put by {name}".encode())
+os.system(f"echo echoed by {name}")
+warnings.warn("watch out")
+"""
+    )
+    runs = fake_runs(a=prints, b=prints, c=prints)
+    assert execute(runs) == {}
+    assert len(set(pids(runs))) == 1
+    assert not is_running(pids(runs)[0])
+    for run in runs:
+        log = (run.path / "log.txt").read_text()
+        for word in ("printed", "reported", "written", "put", "echoed"):
+            assert log.count(f"{word} by ") == log.count(f"{word} by {run.path.name}\n") == 1
+        assert log.count("UserWarning: watch out") == 1  # also the second time that this line warns
+
+
+def test_a_free_process_gets_the_next_run(fake_runs):
+    waits = PID + "import time\nwhile not (directory.parent / 'e' / 'pid').exists(): time.sleep(0.01)\n"
+    runs = fake_runs(a=waits, b=PID, c=PID, d=PID, e=PID)
+    assert execute(runs, jobs=2) == {}
+    first, *others = pids(runs)
+    assert len(set(others)) == 1
+    assert first not in others
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_process_that_dies_fails_its_run_only(signum, fake_runs):
+    dies = PID + f"print('in round 3', flush=True)\nos.kill(os.getpid(), {int(signum)})\n"
+    runs = fake_runs(a=PID, b=dies, c=PID, d=PID)
+    assert execute(runs) == {"b": f"in round 3; its process was killed by {signum.name}"}
+    first, second, third, fourth = pids(runs)
+    assert first == second != third == fourth
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("raise ValueError('lr must be\\n positive, got -1')", "obbo: lr must be positive, got -1"),
+        ("raise RuntimeError('a defect')", "RuntimeError: a defect"),
+        ("import sys\nprint('not finite', file=sys.stderr)\ncode = 1", "not finite"),
+        ("raise SystemExit(3)", "it printed nothing"),
+        ("raise SystemExit('words')", "it printed nothing"),
+        ("code = 2", "it printed nothing"),
+    ],
+)
+def test_a_run_that_fails_has_the_last_line_of_its_log_and_the_process_continues(lines, reason, fake_runs):
+    runs = fake_runs(a=PID + lines, b=PID)
+    assert execute(runs) == {"a": reason}
+    assert len(set(pids(runs))) == 1
+
+
+def test_a_process_that_cannot_start_has_its_reason_in_the_log(fake_runs, tmp_path):
+    runs = fake_runs(a=PID, b=PID)
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.exit('no torch here')")
+    assert execute(runs) == dict.fromkeys("ab", "SystemExit: no torch here")
+
+
+@pytest.mark.parametrize(("jobs", "each"), [(1, "5"), (2, "2"), (9, "1")])
+def test_processes_share_the_cores(jobs, each, fake_runs, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("obbo_lightning.threads._initial_torch_threads", lambda: 5)
+    monkeypatch.setattr("obbo_lightning.threads.usable_cores", lambda: 6)
+    threads = (
+        "import os\n(directory / 'threads').write_text(os.environ['OMP_NUM_THREADS'] + os.environ['MKL_NUM_THREADS'])"
+    )
+    (run,) = fake_runs(a=threads)
+    assert execute([run], jobs=jobs) == {}
+    assert (run.path / "threads").read_text() == each + each
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+def test_stopping_saves_running_runs_starts_nothing_and_leaves_no_process(finishes, fake_runs):
+    lines = SAVED_BY_SIGNAL.replace("code = 128 + signal.SIGTERM", "") if finishes else SAVED_BY_SIGNAL
+    runs = fake_runs(a=lines, b=lines, c=PID)
+    launcher = LocalLauncher(2)
+    next(launcher.execute(runs))
+    for run in runs[:2]:
+        wait_for((run.path / "started").exists)
+    assert launcher.stop() == "the same command continues"
+    assert all((run.path / "saved").exists() for run in runs[:2])
+    assert [run.finished for run in runs] == [finishes, finishes, False]
+    assert not any(map(is_running, pids(runs[:2])))
+    assert not (runs[2].path / "log.txt").exists()
+
+
+def test_a_process_whose_parent_is_gone_saves_its_run_and_ends(fake_runs):
+    (run,) = fake_runs(a=SAVED_BY_SIGNAL)
+    connection, other = Pipe()
+    command = [sys.executable, "-m", "obbo_lightning.experiments.launch", str(other.fileno())]
+    process = subprocess.Popen(command, pass_fds=[other.fileno()])
+    other.close()
+    connection.send(str(run.path))
+    wait_for((run.path / "started").exists)
+    connection.close()
+    assert process.wait(60) == 143
+    assert (run.path / "saved").exists()
+
+
+def test_a_signal_that_ends_a_run_ends_its_process(fake_runs):
+    stopped = PID + "import signal\ncode = 128 + signal.SIGTERM\nprint('stopped by SIGTERM after round 4')"
+    runs = fake_runs(a=stopped, b=PID)
+    assert execute(runs) == {"a": "stopped by SIGTERM after round 4"}
+    assert len(set(pids(runs))) == 2
+
+
+def test_a_relative_directory_is_found(fake_runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (run,) = fake_runs(Path(), a=PID)
+    assert execute([run]) == {}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_parent_stops_its_runs(signum, fake_runs):
+    (run,) = fake_runs(a=SAVED_BY_SIGNAL)
+    script = f"""
+from pathlib import Path
+from rich.console import Console
+from obbo_lightning.experiments import launch
+from obbo_lightning.runs.directory import RunDirectory
+run = RunDirectory(Path({str(run.path)!r}))
+launch.prepare = lambda planned, root: [run]
+try:
+    launch.run_all([launch.PlannedRun("a", {{"rounds": 1}})], run.path.parent, launch.LocalLauncher(1), Console())
+except launch.Interrupted as stop:
+    print(stop)
+    raise SystemExit(stop.exit_code)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    wait_for((run.path / "started").exists)
+    parent.send_signal(signum)
+    printed, _ = parent.communicate(timeout=60)
+    assert parent.returncode == 128 + signum
+    assert printed.endswith(f"stopped by {signum.name}; the same command continues\n")
+    assert (run.path / "saved").exists()
+    assert not is_running(pids([run])[0])
+
+
+class FinishingLauncher:
+    """Finishes some runs, one per look."""
+
+    def __init__(self, finishes, on_look=lambda: None):
+        self.finishes, self.on_look = finishes, on_look
+
+    def execute(self, runs):
+        self.started = [run.path.name for run in runs]
+        for run in self.finishes:
+            run.summary.write_text("{}")
+            self.on_look()
+            yield
+
+    def stop(self):
+        return "they continue"
+
+    def reason(self, run):
+        return f"reason of {run.path.name}"
+
+
+def test_only_unfinished_runs_are_executed_and_those_that_stay_so_have_failed(fake_runs):
+    runs = fake_runs(a="", b="", c="")
+    runs[0].summary.write_text("{}")
+    runs[2].timings.write_text("round\n1\n2\n3\n")
+    assert launch._progress(runs, [10, 10, 10])["completed"] == 13
+    launcher = FinishingLauncher([runs[1]])
+    assert execute(runs, launcher=launcher) == {"c": "reason of c"}
+    assert launcher.started == ["b", "c"]
+
+
+def test_a_signal_ends_the_command_with_its_code_and_handlers_are_restored(fake_runs, tmp_path, monkeypatch, capsys):
+    runs = fake_runs(**{"obbo-seed_0": "", "obbo-seed_1": ""})
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    launcher = FinishingLauncher(runs, lambda: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("obbo_lightning.cli.compare.LocalLauncher", lambda jobs: launcher)
+    (tmp_path / "grid.yaml").write_text("compare: site\nbase: quadratic\ngrid: {seed: [0, 1]}\n")
+    flags = ["--config", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]
+    assert cli.main(["compare", *flags]) == 143
+    assert capsys.readouterr().err == "obbo: stopped by SIGTERM; they continue\n"
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize(
+    ("reasons", "error", "output"),
+    [
+        (
+            {"a": "no such file", "b": "killed", "c": "no such file", "d": "killed"},
+            "obbo: run a failed: no such file, and 1 more for the same reason\n"
+            "obbo: run b failed: killed, and 1 more for the same reason\n",
+            "0 of 4 runs finished\n",
+        ),
+        (
+            {"a": "no such file"},
+            "obbo: run a failed: no such file\n",
+            "3 of 4 runs finished; next: python -m obbo_lightning report {}/g\n",
+        ),
+    ],
+)
+def test_runs_that_fail_for_one_reason_are_one_line(reasons, error, output, monkeypatch, capsys, tmp_path):
+    failed = [launch.Failure(run, reason) for run, reason in reasons.items()]
+    monkeypatch.setattr("obbo_lightning.cli.compare.run_all", lambda *arguments: failed)
+    (tmp_path / "grid.yaml").write_text("compare: g\nbase: quadratic\ngrid: {seed: [0, 1, 2, 3]}\n")
+    assert cli.main(["compare", "--config", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == error
+    assert printed.out == output.format(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory):
+    def write_grid(folder, **changes):
+        (folder / "grid.yaml").write_text(yaml.safe_dump({**GRID, **changes}, sort_keys=False))
+        return ["compare", "--config", str(folder / "grid.yaml"), "--output", str(folder / "runs")]
+
+    return write_grid
+
+
+def test_a_plan_needs_no_data_and_makes_nothing(write, tmp_path, capsys):
+    data = {"prices": str(tmp_path / "nowhere.csv"), "events": str(tmp_path / "nothing.csv")}
+    settings = {**GRID["settings"], "data": {**GRID["settings"]["data"], **data}}
+    assert cli.main([*write(tmp_path, settings=settings), "--dry_run"]) == 0
+    output = capsys.readouterr().out
+    assert "obbo-window_3-start_0.5: 20 rounds" in output
+    assert "6 of 6 runs to execute, 120 rounds" in output
+    assert not (tmp_path / "runs").exists()
+    finished = tmp_path / "runs" / "small" / "adam-start_0.1"
+    finished.mkdir(parents=True)
+    (finished / "summary.json").write_text("{}")
+    assert cli.main([*write(tmp_path, settings=settings), "--dry_run"]) == 0
+    output = capsys.readouterr().out
+    assert "adam-start_0.1: finished" in output
+    assert "5 of 6 runs to execute, 100 rounds" in output
+
+
+def test_a_run_that_was_started_keeps_its_threads(write, tmp_path):
+    write(tmp_path, grid={"seed": [0]})
+    planned = read_grid(tmp_path / "grid.yaml").runs
+    (run,) = prepare(planned, tmp_path / "runs")
+    run.config.write_text(yaml.safe_dump({**read_config(run), "threads": 7}))
+    prepare(planned, tmp_path / "runs")
+    assert read_config(run)["threads"] == 7
+    with pytest.raises(ValueError, match="started with other settings"):
+        prepare(read_grid(tmp_path / "grid.yaml", {"threads": 3}).runs, tmp_path / "runs")
+
+
+def test_a_run_that_fails_does_not_stop_the_others(write, tmp_path, capsys):
+    command = write(tmp_path, grid={"algorithm": ["adam"], "seed": [0, 1, 2]})
+    root = tmp_path / "runs" / "small"
+    broken = root / "adam-seed_1" / "checkpoints"
+    broken.mkdir(parents=True)
+    (broken / "round-00000005.ckpt").write_bytes(b"half a checkpoint")
+    assert cli.main(command) == 1
+    error = capsys.readouterr().err
+    assert "run adam-seed_1 failed: " in error
+    assert "round-00000005.ckpt has no checksum file" in error
+    assert error.count("\n") == 1
+    assert all((root / f"adam-seed_{seed}" / "summary.json").exists() for seed in (0, 2))
+    for seed in (0, 1, 2):
+        log = (root / f"adam-seed_{seed}" / "log.txt").read_text()
+        assert ("has no checksum file" in log) == (seed == 1)
+
+
+def tables(root):
+    return {p.relative_to(root): p.read_bytes() for p in sorted(root.rglob("*.csv")) if p.name != "timings.csv"}
+
+
+@pytest.fixture(scope="module")
+def finished(write, tmp_path_factory):
+    root = tmp_path_factory.mktemp("compare")
+    assert cli.main([*write(root), "--jobs", "2"]) == 0
+    return root
+
+
+def test_a_grid_is_reported(finished):
+    assert len(list((finished / "runs" / "small").iterdir())) == 6
+    assert cli.main(["report", str(finished / "runs" / "small"), "--output", str(finished / "out")]) == 0
+    assert "obbo, window = 3, start = 0.5" in (finished / "out" / "table.md").read_text()
+
+
+def test_finished_runs_are_skipped_and_other_settings_are_refused(finished, capsys):
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("summary.json")}
+    command = ["compare", "--config", str(finished / "grid.yaml"), "--output", str(finished / "runs")]
+    assert cli.main(command) == 0
+    assert {p: p.stat().st_mtime_ns for p in finished.rglob("summary.json")} == before
+    assert cli.main([*command, "--algorithm.lr", "0.3"]) == 2
+    assert "was started with other settings" in capsys.readouterr().err
+
+
+def rounds_done(root):
+    return sum(max(0, path.read_text().count("\n") - 1) for path in root.rglob("metrics.csv"))
+
+
+@pytest.mark.slow
+def test_after_two_kills_the_tables_are_those_of_an_undisturbed_comparison(finished, write, tmp_path):
+    command, rng = [*write(tmp_path), "--jobs", "2"], random.Random(0)
+    for _ in range(2):
+        process = Forked(tmp_path, *command)
+        enough = rounds_done(tmp_path) + rng.randint(5, 45)
+        wait_for(lambda enough=enough: rounds_done(tmp_path) >= enough)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for pid in (*workers, process.pid):  # the command and its runs, all at once
+            os.kill(int(pid), signal.SIGKILL)
+        process.wait()
+    assert cli.main(command) == 0
+    assert tables(tmp_path / "runs") == tables(finished / "runs")
+    for root, output in ((tmp_path / "runs", "disturbed"), (finished / "runs", "undisturbed")):
+        assert cli.main(["report", str(root / "small"), "--output", str(tmp_path / output)]) == 0
+    disturbed, undisturbed = tables(tmp_path / "disturbed"), tables(tmp_path / "undisturbed")
+    assert {Path("table.csv"), Path("paired.csv"), Path("events.csv")} <= set(disturbed)
+    assert disturbed == undisturbed
+
+
+@pytest.mark.slow
+def test_after_a_signal_the_same_command_continues(finished, write, tmp_path):
+    command = write(tmp_path)
+    process = Forked(tmp_path, *command)
+    wait_for(lambda: rounds_done(tmp_path) > 3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert "the same command continues" in process.said()
+    assert 0 < len(list((tmp_path / "runs").rglob("checkpoints/*.ckpt"))) < 6 * 4
+    assert cli.main(command) == 0
+    assert tables(tmp_path / "runs") == tables(finished / "runs")
