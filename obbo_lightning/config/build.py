@@ -62,9 +62,9 @@ def _build_group(group: str, settings: Any) -> Any:
         given = {"name": settings[key]} if isinstance(settings[key], str) else settings[key]
         if isinstance(given, dict) and isinstance(given.get("name"), str):
             path = f"algorithm.groups.{group}.{key}"
-            cls = find_component(key, given["name"], path)
+            cls: Callable[..., Any] = find_component(key, given["name"], path)
             arguments = {name: value for name, value in given.items() if name != "name"}
-            built[key] = _construct(path, cls, lambda cls=cls, arguments=arguments: cls(**arguments))
+            built[key] = _construct(path, cls, partial(cls, **arguments))
     return built
 
 

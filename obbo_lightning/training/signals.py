@@ -3,6 +3,7 @@
 import signal
 import threading
 from types import FrameType
+from typing import Any
 
 # From a terminal, a cluster, a terminal that is closed, and the one that schedulers send before the time is over.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -29,14 +30,21 @@ class StopSignals:
         self.received = 0
         self.rounds = 0
         self.raise_at_once = False
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def listen(self) -> None:
-        """Install the handler; only the main thread receives signals. Lightning restores the handlers from before."""
+        """Install the handler; only the main thread receives signals."""
         if threading.current_thread() is threading.main_thread():
             hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup ignores it
-            for signum in STOP_SIGNALS:
-                if signum != signal.SIGHUP or hangs_up:
-                    signal.signal(signum, self._handle)
+            heard = [n for n in STOP_SIGNALS if n != signal.SIGHUP or hangs_up]
+            self._handlers = {n: signal.signal(n, self._handle) for n in heard}
+
+    def restore(self) -> None:
+        """Restore the handlers from before, where nobody has replaced this one since."""
+        for signum, handler in self._handlers.items():
+            if signal.getsignal(signum) == self._handle:
+                signal.signal(signum, handler)
+        self._handlers = {}
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received or self.raise_at_once:

@@ -45,6 +45,14 @@ def test_under_nohup_a_closed_terminal_is_ignored(signals):
     assert signals.received == 0
 
 
+def test_handlers_are_restored_where_nobody_has_replaced_this_one_since(signals):
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    signals.listen()
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)  # of somebody else, from now on
+    signals.restore()
+    assert {n: signal.getsignal(n) for n in SIGNALS} == {**before, signal.SIGUSR1: signal.default_int_handler}
+
+
 def test_another_thread_does_not_listen(signals):
     before, failed = signal.getsignal(signal.SIGUSR1), []
     with pytest.MonkeyPatch.context() as patch:
