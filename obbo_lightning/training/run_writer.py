@@ -241,7 +241,7 @@ class RunWriter(Checkpoint):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save what has waited for Lightning's validation."""
-        if self._save_after_validation and trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if self._save_after_validation:
             self._save(trainer, trainer.global_step >= _planned_rounds(trainer))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -2,14 +2,12 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from toy import Nonlinear, toy_point, toy_task
 
 from obbo_lightning import OBBO, OnlineBilevelModule, Stream, StreamDataModule, Tasks, online
 from obbo_lightning.hypergradients import FixedPoint
-from obbo_lightning.runs.checkpoints import CheckpointError
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.training.datamodule import ArrivingRounds, InOrder, RoundSequence
 
@@ -226,27 +224,6 @@ def test_an_arriving_stream_continues_where_it_was(make_trainer, tmp_path, make_
     state = torch.load(tmp_path / "x.ckpt", weights_only=True)["StreamDataModule"]["stream"]
     assert state in ({"next": 7 * each}, None)  # not what a loader has read ahead
     assert torch.equal(train(15, ckpt_path=tmp_path / "x.ckpt"), whole)
-
-
-def test_a_used_generator_does_not_continue_a_training(make_trainer, tmp_path):
-    arriving = (make_task(t) for t in range(50))
-    trainer = make_trainer(max_steps=3)
-    trainer.fit(make_module(), StreamDataModule(arriving))
-    trainer.save_checkpoint(tmp_path / "x.ckpt")
-    with pytest.raises(ValueError, match="must be a new iterator to continue"):
-        make_trainer().fit(make_module(), StreamDataModule(arriving), ckpt_path=tmp_path / "x.ckpt")
-
-
-def test_a_state_that_could_not_be_loaded_is_not_saved(make_trainer, tmp_path):
-    class Odd(Resumable):
-        def state_dict(self):
-            return {"next": np.int64(self.state["next"])}
-
-    trainer = make_trainer(max_steps=3)
-    trainer.fit(make_module(), StreamDataModule(Odd(make=make_task)))
-    with pytest.raises(CheckpointError, match=r"StreamDataModule.stream.next must hold tensors .* got int64"):
-        trainer.save_checkpoint(tmp_path / "x.ckpt")
-    assert not (tmp_path / "x.ckpt").exists()
 
 
 class Stored(torch.utils.data.Dataset):

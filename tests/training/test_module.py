@@ -6,11 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
-import numpy as np
 import polars as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from small_runs import read_table
 from toy import F64, Nonlinear, Proximal, toy_point, toy_task
@@ -120,24 +119,6 @@ def test_callbacks_see_the_metrics_of_the_round_and_its_parts(make_trainer):
         assert shown == {name: value for name, value in metrics.items() if value is not None}
 
 
-def test_a_round_has_its_own_key_and_continues_from_its_states(monkeypatch):
-    module, asked = attach(make_module(seed=11), global_step=7, callback_metrics={}), []
-    module.outer_step.step, module.processes = "step", SimpleNamespace(shard="shard")
-    before, after = module.states, [InnerState(toy_point(1))]
-    finished = SimpleNamespace(states=after, metrics=lambda: {"loss": 0.1, "window_fill": 3, "mse": None})
-    monkeypatch.setattr(module_file, "run_round", lambda *given: asked.append(given) or finished)
-    outputs = module.training_step(["task"], 0)
-    ((problem, algorithm, step, tasks, states, key, shard),) = asked
-    assert (problem, algorithm, step, tasks, shard) == (module.problem, module.algorithm, "step", ["task"], "shard")
-    assert (key.seed, key.round) == (11, 7)
-    assert states is before
-    assert module.states is after
-    assert outputs["metrics"] == {"round": 7, "loss": 0.1, "window_fill": 3, "mse": None}
-    assert {name: float(value) for name, value in module.trainer.callback_metrics.items()} == {
-        "round": 7, "loss": 0.1, "window_fill": 3,
-    }  # fmt: skip
-
-
 def test_a_validation_starts_from_the_current_inner_variable(make_trainer):
     module, seen = make_module(), []
 
@@ -193,25 +174,6 @@ def test_evaluations_start_where_the_first_task_of_all_processes_ended():
     assert exact.evaluation_start().inner is None
 
 
-def test_means_over_tasks_are_logged_once_for_each_epoch():
-    module, logged = attach(make_module()), {}
-    module.log = lambda name, value: logged.__setitem__(name, float(value))
-    for epoch in range(2):
-        module.on_validation_epoch_start()
-        tasks = [toy_task(lanes=1, seed=10 * epoch + seed) for seed in range(3)]
-        for task in tasks:
-            module.validation_step(task, 0)
-        losses = np.array([float(module.evaluate(task)["loss"]) for task in tasks])
-        module.on_validation_epoch_end()
-        assert logged["validation/loss"] == pytest.approx(losses.mean())
-        assert logged["validation/loss_se"] == pytest.approx(losses.std(ddof=1) / 3**0.5)
-    logged.clear()
-    module.on_test_epoch_start()
-    module.test_step(toy_task(lanes=1), 0)
-    module.on_test_epoch_end()
-    assert set(logged) == {"test/loss"}  # one task has no error
-
-
 def test_a_validation_is_the_mean_over_the_tasks_of_all_processes(monkeypatch):
     module, logged = attach(make_module(), world_size=2), {}
     module.log = lambda name, value: logged.__setitem__(name, float(value))
@@ -223,13 +185,6 @@ def test_a_validation_is_the_mean_over_the_tasks_of_all_processes(monkeypatch):
     module._scores = [{"loss": torch.tensor([1.0])}]
     module.on_validation_epoch_end()
     assert logged == {"validation/loss": 3.0, "validation/loss_se": 2.0}
-
-
-def test_early_stopping_ends_a_stream(make_trainer):
-    stop = EarlyStopping("validation/loss", patience=0, min_delta=1e9)
-    trainer = make_trainer(val_check_interval=5, limit_val_batches=1.0, callbacks=[stop])
-    trainer.fit(make_module(), make_data(rounds=40))
-    assert trainer.global_step == 10
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

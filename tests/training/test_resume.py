@@ -1,7 +1,6 @@
 """Resumed runs equal undisturbed ones: after a crash, with more rounds, and with data that have grown."""
 
 import contextlib
-import json
 import shutil
 import signal
 from functools import cache
@@ -24,7 +23,6 @@ from obbo_lightning.runs.provenance import Provenance
 from obbo_lightning.streams.market.prices import simulate_market
 from obbo_lightning.training import run as run_file
 from obbo_lightning.training.resume import ResumePoint, _change, _require_more_rounds, _require_unfinished
-from obbo_lightning.training.run_writer import RunWriter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning"),
@@ -130,21 +128,6 @@ def test_a_crashed_run_continues_bit_for_bit(few_shot, algorithm, at, every, pre
     require_same_values(*(without_seconds(newest_checkpoint(one.checkpoints)) for one in (whole, moved)))
 
 
-def test_the_seconds_of_all_parts_of_a_run_are_added(monkeypatch):
-    run = fit(*QUADRATIC, "--rounds", "10")
-    before = json.loads(run.summary.read_text())
-    run.summary.unlink()
-    for file in run.checkpoints.glob("round-00000010.*"):
-        file.unlink()
-    load = RunWriter.load_state_dict
-    slower = lambda writer, state: load(writer, {**state, "seconds": state["seconds"] + 5000})  # noqa: E731
-    monkeypatch.setattr(RunWriter, "load_state_dict", slower)
-    assert resume(run) == 0
-    after = json.loads(run.summary.read_text())
-    assert after.pop("seconds") > 5000 > before.pop("seconds")
-    assert after == before
-
-
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_continues_the_run(capsys):
     run = crash(*QUADRATIC, "--rounds", "18", at=15)
     older, newest = list_checkpoints(run.checkpoints)
@@ -155,21 +138,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_continues_the_run(c
     assert f"--checkpoint {older}" in error
     assert resume(run, "--checkpoint", older) == 0
     require_equal(run, fit(*QUADRATIC, "--rounds", "18", name="whole"))
-
-
-def test_a_full_disk_leaves_the_older_checkpoint(monkeypatch):
-    save = L.Trainer.save_checkpoint
-
-    def full(trainer, *arguments, **options):
-        if trainer.global_step == 14:
-            raise OSError(28, "No space left on device")
-        return save(trainer, *arguments, **options)
-
-    monkeypatch.setattr(L.Trainer, "save_checkpoint", full)
-    with pytest.raises(OSError, match="No space left"):
-        fit(*QUADRATIC, "--rounds", "18")
-    (path,) = Path("runs").glob("*/*")
-    assert newest_checkpoint(path / "checkpoints").name == "round-00000007.ckpt"
 
 
 STOPPING = "{name: EarlyStopping, monitor: validation/loss, patience: 0, min_delta: 1.0e+9}"
