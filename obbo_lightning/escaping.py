@@ -7,10 +7,7 @@ begin like a formula. HTML pages and LaTeX tables are escaped where they are wri
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,17 +25,6 @@ def escape_terminal(text: str) -> str:
     \x1b[2Jmine
     """
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-class PlainConsole(Console):
-    """Rich console that escapes every string: ``[red]`` in a name and escape sequences are shown as text."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, **options)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        """Escape a string; Rich calls this for everything it prints, cells and titles of tables included."""
-        return super().render_str(escape_terminal(text), **{**options, "markup": False, "emoji": False})
 
 
 def escape_mathtext(text: str) -> str:

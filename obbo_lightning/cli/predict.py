@@ -7,7 +7,6 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
-from obbo_lightning.escaping import PlainConsole
 from obbo_lightning.inference.artifact import read_artifact
 from obbo_lightning.inference.model import LearnedClassifier, model_from
 from obbo_lightning.inference.predictions import (
@@ -19,6 +18,7 @@ from obbo_lightning.inference.predictions import (
     read_support,
 )
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.summary import PlainConsole
 
 FIRST_ROWS = 8  # rows of a table that are printed
 

@@ -24,11 +24,12 @@ from obbo_lightning.config.parse import Config, ConfigError, callback_entries
 from obbo_lightning.config.registry import find_component
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least, require_memory
-from obbo_lightning.escaping import PlainConsole, escape_terminal
+from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.status import RunStatus
 from obbo_lightning.runs.summary import (
+    PlainConsole,
     print_summary,
     replace_nonfinite,
     run_title,
