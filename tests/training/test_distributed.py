@@ -367,7 +367,7 @@ def test_a_signal_to_one_rank_stops_all_of_them_after_the_same_round(tmp_path):
     run = wait_for_checkpoint(tmp_path / "runs", first)
     second.send_signal(signal.SIGTERM)
     assert (first.wait(), second.wait()) == (143, 0)
-    error = first.errors.read_text()
+    error = first.output()
     assert "stopped by SIGTERM after round" in error
     rounds = int(error.split("after round ")[1].split(";")[0])
     assert len(rows_of(run)) == rounds
