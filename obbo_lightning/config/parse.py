@@ -474,10 +474,12 @@ def _sections(config: Config) -> Iterator[_Section]:
     derived = frozenset(getattr(data, "derived_arguments", ()))
     for path in COMPONENTS:
         owner, _, argument = path.rpartition(".")
-        cls = component_class(config, path)
+        cls, given = component_class(config, path), dict(section(config, path))
         if cls is None or (owner and argument not in _parameters(component_class(config, owner))):
+            for key, value in given.items():
+                if key != "name":
+                    raise ConfigError(f"unknown key '{path}.{key}' (value {value!r}); {path} has no name")
             continue
-        given = dict(section(config, path))
         if owner == "algorithm" and given.get("name") is None:
             default = _parameters(component_class(config, owner))[argument].default
             given = {**getattr(default, "init_args", {}), **given, "name": registered_name(COMPONENTS[path], cls)}
