@@ -381,7 +381,7 @@ def section(config: Config, path: str) -> Config:
     return config
 
 
-def component_class(config: Config, path: str) -> type[Any] | None:
+def component_class(config: Config, path: str) -> Any:
     """Return the class of a component: the named one, else what its owner uses by default; None where it uses none."""
     name = section(config, path).get("name")
     if name is not None:
@@ -392,7 +392,7 @@ def component_class(config: Config, path: str) -> type[Any] | None:
         return None
     if path in ("problem", "problem.network"):
         attribute = "problem_type" if path == "problem" else "network_type"
-        own: type[Any] | None = getattr(component_class(config, "data"), attribute, None)
+        own = getattr(component_class(config, "data"), attribute, None)
         if own is not None or path == "problem":
             return own
     owner, _, argument = path.rpartition(".")
@@ -413,7 +413,7 @@ def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
     return {} if cls is None else dict(inspect.signature(cls).parameters)
 
 
-def _named_class(path: str, name: Any) -> type[Any]:
+def _named_class(path: str, name: Any) -> Any:
     if not isinstance(name, str):
         raise ConfigError(f"{path} must be a name, got {name!r}")
     return find_component(COMPONENTS[path], name, path)
