@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         launcher.stop()
     by_reason: dict[str, list[str]] = {}
-    for failure in failed:
-        by_reason.setdefault(failure.reason, []).append(failure.run)
+    for name, reason in failed.items():
+        by_reason.setdefault(reason, []).append(name)
     for reason, (first, *others) in by_reason.items():
         more = f", and {len(others)} more for the same reason" if others else ""
         print(f"obbo: run {first} failed: {reason}{more}", file=sys.stderr)

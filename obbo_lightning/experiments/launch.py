@@ -21,7 +21,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -39,23 +39,16 @@ LOOK_EVERY = 0.5  # seconds between two updates of the progress bar
 LOOK_AT_QUEUE = 10.0  # seconds between two calls of squeue, which serves all users
 
 
-class Failure(NamedTuple):
-    """A run that did not finish."""
+class GridError(Exception):
+    """A signal or failed runs stopped a grid; the same command continues it."""
 
-    run: str
-    reason: str
-
-
-class Interrupted(Exception):
-    """A signal stopped a grid."""
-
-    def __init__(self, signum: int, consequence: str) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}; {consequence}")
-        self.exit_code = 128 + signum
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
 
 
-def run_all(planned: Sequence[PlannedRun], root: Path, launcher: "Launcher", console: Console) -> list[Failure]:
-    """Execute all runs that are not finished, in directories below ``root``; returns those that failed."""
+def run_all(planned: Sequence[PlannedRun], root: Path, launcher: "Launcher", console: Console) -> dict[str, str]:
+    """Execute all runs that are not finished, in directories below ``root``; returns why some failed, by name."""
     runs = prepare(planned, root)
     rounds = [run.config["rounds"] for run in planned]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -71,18 +64,18 @@ def run_all(planned: Sequence[PlannedRun], root: Path, launcher: "Launcher", con
             progress.update(bar, **_progress(runs, rounds))
     except Stopped as stop:
         signals.restore()  # a second signal ends this process at once
-        raise Interrupted(stop.signum, launcher.stop()) from None
+        name = signal.Signals(stop.signum).name
+        raise GridError(f"stopped by {name}; {launcher.stop()}", 128 + stop.signum) from None
     finally:
         signals.restore()
-    return [Failure(run.path.name, launcher.reason(run)) for run in runs if not run.finished]
+    return {run.path.name: launcher.reason(run) for run in runs if not run.finished}
 
 
 def describe_plan(planned: Sequence[PlannedRun], root: Path) -> list[str]:
     """Return which runs would be executed, one line per run, and their rounds in all."""
-    waiting = [run for run in planned if not RunDirectory(root / run.name).finished]
-    lines = [f"{n}: {config['rounds']} rounds" if (n, config) in waiting else f"{n}: finished" for n, config in planned]
-    rounds = sum(run.config["rounds"] for run in waiting)
-    return [*lines, f"{len(waiting)} of {len(planned)} runs to execute, {rounds:,} rounds"]
+    waiting = {name: config["rounds"] for name, config in planned if not RunDirectory(root / name).finished}
+    lines = [f"{name}: {waiting[name]} rounds" if name in waiting else f"{name}: finished" for name, _ in planned]
+    return [*lines, f"{len(waiting)} of {len(planned)} runs to execute, {sum(waiting.values()):,} rounds"]
 
 
 def prepare(planned: Sequence[PlannedRun], root: Path) -> list[RunDirectory]:
@@ -112,11 +105,6 @@ def _progress(runs: Sequence[RunDirectory], rounds: Sequence[int]) -> dict[str, 
 
 
 def _last_line(text: str) -> str:
-    r"""Return the last line that is not blank.
-
-    >>> _last_line("round 3\nstopped\n\n"), _last_line("")
-    ('stopped', 'it printed nothing')
-    """
     return next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
 
 
@@ -125,12 +113,9 @@ def _read(file: Path) -> str:
 
 
 class LocalLauncher:
-    """Warm processes that share the cores of this machine; they wait for further runs until `stop`.
+    """``jobs`` warm processes that share the cores of this machine; they wait for further runs until `stop`.
 
     A process that dies fails its run only.
-
-    Args:
-        jobs: number of processes.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -219,7 +204,15 @@ class _Worker:
 def serve(connection: Connection) -> int:
     """Execute the runs whose directories arrive, until the connection is closed or a signal has stopped a run."""
     directories: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, directories), daemon=True).start()
+
+    def receive() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                directories.put(connection.recv())
+        directories.put("")  # the parent is gone
+        os.kill(os.getpid(), signal.SIGTERM)  # stops the present run, so that it is saved
+
+    threading.Thread(target=receive, daemon=True).start()
     while directory := directories.get():
         code = execute_run(Path(directory))
         with contextlib.suppress(OSError):
@@ -229,18 +222,8 @@ def serve(connection: Connection) -> int:
     return 0
 
 
-def _receive(connection: Connection, directories: "SimpleQueue[str]") -> None:
-    """Pass on requests; when the parent is gone, stop the present run, so that it is saved."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            directories.put(connection.recv())
-    directories.put("")
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def execute_run(directory: Path) -> int:
     """Start or resume a run; returns its exit code. What this process prints from now on is appended to its log."""
-    _flush()
     with (directory / LOG).open("ab") as log:
         os.dup2(log.fileno(), 1)  # file descriptors, because C code prints, too
         os.dup2(log.fileno(), 2)
@@ -258,13 +241,9 @@ def execute_run(directory: Path) -> int:
         traceback.print_exc()
         return 1
     finally:
-        _flush()
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)  # buffers of C code
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)  # buffers of C code
 
 
 # After the user's own lines. A run whose time is up gets SIGUSR1, saves a checkpoint and ends with 128 + 10.
@@ -285,17 +264,12 @@ exit $code
 class SlurmLauncher:
     """Jobs of an array, one per run; a run whose job is still in the queue is waited for, not submitted again.
 
-    Args:
-        header: a shell script with the ``#SBATCH`` lines of a job, and what must be executed before its run.
-        folder: of the script and Slurm's logs; the nodes must see it.
-        jobs: number of runs at a time; None: as many as Slurm allows.
+    ``header`` is a shell script with the ``#SBATCH`` lines of a job, and what must be executed before its run; the
+    nodes must see ``folder``, which has the script and Slurm's logs; ``jobs`` limits the runs at a time.
     """
 
     def __init__(self, header: Path, folder: Path, jobs: int | None = None) -> None:
-        try:
-            self._header = header.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"--slurm must be a shell script that can be read, got {str(header)!r}: {error}") from None
+        self._header = _read(header)
         if not self._header.startswith("#!"):
             raise ValueError(f"--slurm must be a shell script that begins with #!, got {str(header)!r}")
         missing = [command for command in ("sbatch", "squeue") if shutil.which(command) is None]
@@ -349,8 +323,7 @@ class SlurmLauncher:
         answer = _ask("sbatch", "--parsable", *options, str(script))
         if answer.returncode:
             raise ValueError(f"Slurm refused: {' '.join(answer.stderr.split())}")
-        array = answer.stdout.strip().partition(";")[0]
-        jobs = {run: f"{array}_{i}" for i, run in enumerate(runs)}
+        jobs = {run: f"{answer.stdout.strip().partition(';')[0]}_{i}" for i, run in enumerate(runs)}
         for run, job in jobs.items():
             write_atomically(run.path / SLURM_JOB, f"{job}\n")
         return jobs
