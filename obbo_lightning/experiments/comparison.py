@@ -39,17 +39,12 @@ PAIRED_MEASURES = ("regret", "prequential_last_100", "test")
 TEST_MEASURES = ("test", "inductive", "gain")
 # Columns of the data frames, which have a CSV file each, and their types; the others are Float64.
 COLUMNS = {
-    "runs": (
-        *("label", "algorithm", "seed", "lr", "rounds", "metric", "test_tasks", "initial_test", "test", "test_se"),
-        *("gain", "gain_se", "prequential_last_100", "regret", "skipped", "gradient_evaluations", "higher_is_better"),
-    ),
-    "rounds": (
-        *("label", "seed", "round", "score", "test", "test_se", "regret", "hypergradient_norm", "residual"),
-        "gradient_evaluations",
-    ),
-    "timings": ("label", "seed", "round", "seconds"),
-    "test_scores": ("label", "seed", "task", "initial", "test", "inductive"),
-    "baselines": ("name", "seed", "round", "score"),
+    "runs": "label algorithm seed lr rounds metric test_tasks initial_test test test_se gain gain_se "
+    "prequential_last_100 regret skipped gradient_evaluations higher_is_better",
+    "rounds": "label seed round score test test_se regret hypergradient_norm residual gradient_evaluations",
+    "timings": "label seed round seconds",
+    "test_scores": "label seed task initial test inductive",
+    "baselines": "name seed round score",
 }
 TYPES = {
     **dict.fromkeys(("label", "algorithm", "metric", "name"), pl.String),
@@ -72,41 +67,30 @@ class Paired(NamedTuple):
     p: float | None  # of the two-sided sign test; None where all are ties
 
     def cells(self, digits: int) -> tuple[str, str]:
-        """Return two cells of a table: difference ± standard error; larger / smaller with the p-value.
-
-        >>> Paired(0.75, 0.25, 3, 0, 0.25).cells(2)
-        ('+0.75 ± 0.25', '3 / 0, p = 0.25')
-        """
+        """Return two cells of a table: difference ± standard error; larger / smaller with the p-value."""
         p = "" if self.p is None else ", p < 0.0001" if self.p < 1e-4 else f", p = {self.p:.2g}"
         difference = round(self.difference, digits) + 0.0  # no -0.0
         return format_with_error(difference, self.error, digits, "+"), f"{self.larger} / {self.smaller}{p}"
 
 
-def compare_pairs(first: np.ndarray, second: np.ndarray) -> Paired:
+def compare_pairs(first: np.ndarray, second: np.ndarray, clusters: np.ndarray | None = None) -> Paired:
     """Compare ``second`` with ``first``, pair by pair.
+
+    Pairs of one cluster (events of one day) are dependent: the error is clustered, signs are those of clusters' means.
 
     >>> compare_pairs(np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 3.0, 4.0, 4.0]))
     Paired(difference=0.75, error=0.25, larger=3, smaller=0, p=0.25)
-    """
-    differences = second - first
-    mean, error = mean_and_error(differences)
-    larger, smaller = int((differences > 0).sum()), int((differences < 0).sum())
-    p = float(binomtest(larger, larger + smaller).pvalue) if larger + smaller else None
-    return Paired(mean, error, larger, smaller, p)
-
-
-def compare_clusters(first: np.ndarray, second: np.ndarray, clusters: np.ndarray) -> Paired:
-    """Compare pairs of which those of one cluster (events of one day) are dependent; signs are those of clusters.
-
-    >>> days = np.array(["mon", "mon", "tue"])
-    >>> compare_clusters(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]), days)
+    >>> compare_pairs(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]), np.array(["mon", "mon", "tue"]))
     Paired(difference=0.0, error=0.6666666666666666, larger=1, smaller=1, p=1.0)
     """
-    differences = second - first
-    names, index = np.unique(clusters, return_inverse=True)
-    means = np.bincount(index, differences) / np.bincount(index)
-    signs = compare_pairs(np.zeros(len(names)), means)
-    return signs._replace(difference=float(differences.mean()), error=clustered_error(differences, clusters))
+    signs = differences = second - first
+    mean, error = mean_and_error(differences)
+    if clusters is not None:
+        index = np.unique(clusters, return_inverse=True)[1]
+        signs, error = np.bincount(index, differences) / np.bincount(index), clustered_error(differences, clusters)
+    larger, smaller = int((signs > 0).sum()), int((signs < 0).sum())
+    p = float(binomtest(larger, larger + smaller).pvalue) if larger + smaller else None
+    return Paired(mean, error, larger, smaller, p)
 
 
 @dataclass(frozen=True)
@@ -122,10 +106,9 @@ class Comparison(ReportData):
     """
 
     columns: ClassVar[dict[str, dict[str, Any]]] = {
-        name: {column: TYPES.get(column, pl.Float64) for column in columns} for name, columns in COLUMNS.items()
+        name: {column: TYPES.get(column, pl.Float64) for column in columns.split()} for name, columns in COLUMNS.items()
     }
     columns["rounds"]["gradient_evaluations"] = pl.Int64  # elsewhere means
-    optional: ClassVar[tuple[str, ...]] = ("test_scores", "baselines")
 
     runs: pl.DataFrame
     rounds: pl.DataFrame

@@ -41,12 +41,8 @@ class Grid(NamedTuple):
 def read_grid(path: Path, flags: Config | None = None) -> Grid:
     """Return the runs of a comparison file.
 
-    It has ``compare`` (a name), ``base`` (a configuration file beside it, the name of a shipped one, or a list of
-    them), ``settings`` (of all runs, above the base) and ``grid``: for each key the values to try; or, for settings
-    that change together, a name, and for each of its values the settings. ``tune`` is described in `TuneConfig`. A key
-    that an algorithm does not take is left out for it, and runs that become equal are one. ``flags`` go above
-    everything. Your components in files (``file.py:Class``) are searched beside the file that names them, then from the
-    working directory.
+    Its keys are described in docs/howto/comparison.md; ``tune`` is a `TuneConfig`. A key that an algorithm does not
+    take is left out for it, and runs that become equal are one. ``flags`` go above everything.
     """
     content = read_yaml(path)
     if not isinstance(content.get("grid"), dict) or not content["grid"]:
@@ -117,32 +113,23 @@ def _plain(value: Any) -> str:
 
 
 def distinct_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the short name of each component; where two share one, with the module, file or folder of each.
+    """Return the short name of each component; where two share one, with the module or file of each.
 
-    >>> distinct_names(["obbo", "mine.Sparse", "yours.py:Dense"])
-    {'obbo': 'obbo', 'mine.Sparse': 'Sparse', 'yours.py:Dense': 'Dense'}
-    >>> distinct_names(["lab.mine.Sparse", "a/yours.py:Sparse", "b/yours.py:Sparse"])
-    {'lab.mine.Sparse': 'Sparse_mine', 'a/yours.py:Sparse': 'Sparse_yours_a', 'b/yours.py:Sparse': 'Sparse_yours_b'}
+    >>> distinct_names(["obbo", "lab.mine.Sparse", "a/yours.py:Sparse", "b/yours.py:Sparse"])
+    {'obbo': 'obbo', 'lab.mine.Sparse': 'Sparse_mine', 'a/yours.py:Sparse': 'Sparse_yours', 'b/yours.py:Sparse': ...2'}
     """
-    candidates = {}  # of each component, from short to long
-    for name in names:
-        file, short = source_file(name), short_name(name)
-        module = file.stem if file else name.rpartition(".")[0].rpartition(".")[2]
-        longer = f"{short}_{module}" if module else name
-        candidates[name] = (short, longer, f"{longer}_{file.parent.name}" if file else name)
+    short = {name: short_name(name) for name in names}
     found: dict[str, str] = {}
-    for name, words in candidates.items():
-        unique = [w for i, w in enumerate(words) if [other[i] for other in candidates.values()].count(w) == 1]
-        found[name] = unused_name(unique[0] if unique else words[-1], found.values())
+    for name, word in short.items():
+        file = source_file(name)
+        module = file.stem if file else name.rpartition(".")[0].rpartition(".")[2]
+        shared = module and list(short.values()).count(word) > 1
+        found[name] = unused_name(f"{word}_{module}" if shared else word, found.values())
     return found
 
 
 def unused_name(word: str, taken: Iterable[str]) -> str:
-    """Return the word, with the first number from 2 on where it is taken.
-
-    >>> unused_name("a", ["b"]), unused_name("a", ["a", "a_2"])
-    ('a', 'a_3')
-    """
+    """Return the word, with the first number from 2 on where it is taken."""
     taken = set(taken)
     numbered = (f"{word}_{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain([word], numbered) if name not in taken)

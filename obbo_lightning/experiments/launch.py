@@ -119,38 +119,62 @@ class LocalLauncher:
     """
 
     def __init__(self, jobs: int) -> None:
-        self._jobs, self._threads = jobs, share_of_cores(jobs)
-        self._busy: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self._jobs, self._threads = jobs, str(share_of_cores(jobs))
+        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+        self._running: dict[Connection, RunDirectory] = {}
+        self._idle: list[Connection] = []
         self._deaths: dict[RunDirectory, str] = {}
 
     def execute(self, runs: Sequence[RunDirectory]) -> Iterator[None]:
         """Execute runs, of which none is finished; yields about twice a second until all have ended."""
         waiting = deque(runs)
-        while waiting or self._busy:
-            while waiting and len(self._busy) < self._jobs:
-                worker = self._idle.pop() if self._idle else _Worker(self._threads, waiting[0])
-                worker.start(waiting.popleft())
-                self._busy.append(worker)
+        while waiting or self._running:
+            while waiting and len(self._running) < self._jobs:
+                run = waiting.popleft()
+                connection = self._idle.pop() if self._idle else self._start_process(run)
+                self._running[connection] = run
+                with contextlib.suppress(OSError):  # it has died, which is found out below
+                    connection.send(str(run.path.absolute()))
             yield
-            answered = wait([worker.connection for worker in self._busy], LOOK_EVERY)
-            for worker in [worker for worker in self._busy if worker.connection in answered]:
-                self._busy.remove(worker)
-                worker.finish()
-                if worker.alive:
-                    self._idle.append(worker)
-                else:
-                    self._deaths[worker.run] = worker.end()
+            for connection in [one for one in wait(list(self._running), LOOK_EVERY) if isinstance(one, Connection)]:
+                run = self._running.pop(connection)
+                if _exit_code(connection) < 128:
+                    self._idle.append(connection)
+                else:  # a signal that ends a run ends its process, too
+                    code = self._processes.pop(connection).wait()
+                    connection.close()
+                    self._deaths[run] = f"its process was killed by {signal.Signals(-code).name}" if code < 0 else ""
+
+    def _start_process(self, run: RunDirectory) -> Connection:
+        """Start a process, which prints into the log of its first run until it has started.
+
+        Not a `multiprocessing.Process`: the number of threads, the log and the session must be set when it starts,
+        before torch is imported and before a Ctrl-C can reach it.
+        """
+        connection, other = Pipe()
+        with (run.path / LOG).open("ab") as log:
+            self._processes[connection] = subprocess.Popen(  # noqa: S603 no word is a user's
+                [sys.executable, "-u", "-m", "obbo_lightning.experiments.launch", str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[other.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": self._threads, "MKL_NUM_THREADS": self._threads},
+                start_new_session=True,  # a Ctrl-C reaches it through its parent only
+            )
+        other.close()
+        return connection
 
     def stop(self) -> str:
         """Stop all processes, runs after their round and a checkpoint; returns what becomes of the runs."""
-        for worker in self._busy:
-            worker.process.send_signal(signal.SIGTERM)
-        for worker in self._busy:
-            worker.finish()  # before its connection is closed, which is a second signal: stop at once
-        for worker in (*self._busy, *self._idle):
-            worker.end()
-        self._busy, self._idle = [], []
+        for connection in self._running:
+            self._processes[connection].send_signal(signal.SIGTERM)
+        for connection in self._running:
+            _exit_code(connection)  # before it is closed, which is a second signal: stop at once
+        for connection, process in self._processes.items():
+            connection.close()
+            process.wait()
+        self._processes, self._running, self._idle = {}, {}, []
         return "the same command continues"
 
     def reason(self, run: RunDirectory) -> str:
@@ -158,47 +182,12 @@ class LocalLauncher:
         return "; ".join(filter(None, (_last_line(_read(run.path / LOG)), self._deaths.get(run))))
 
 
-class _Worker:
-    """A process that executes one run after the other; it prints into the log of its first run until it has started.
-
-    Not `multiprocessing.Process`: the number of threads, the log and the session must be set when the process starts,
-    before torch is imported and before a Ctrl-C can reach it.
-    """
-
-    def __init__(self, threads: int, run: RunDirectory) -> None:
-        self.connection, other = Pipe()
-        self.run, self.alive = run, True
-        with (run.path / LOG).open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 no word is a user's
-                [sys.executable, "-u", "-m", "obbo_lightning.experiments.launch", str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[other.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
-                start_new_session=True,  # a Ctrl-C reaches it through its parent only
-            )
-        other.close()
-
-    def start(self, run: RunDirectory) -> None:
-        self.run = run
-        with contextlib.suppress(OSError):  # it has died, which `finish` finds out
-            self.connection.send(str(run.path.absolute()))
-
-    def finish(self) -> None:
-        """Wait for the end of its run; a signal that ends a run ends its process."""
-        try:
-            self.alive = self.connection.recv() < 128
-        except (EOFError, OSError):
-            self.alive = False
-
-    def end(self) -> str:
-        """Let the process end; returns the signal that killed it during its run, if one did."""
-        if self.alive:
-            self.connection.close()
-        code = self.process.wait()
-        self.connection.close()
-        return f"its process was killed by {signal.Signals(-code).name}" if code < 0 and not self.alive else ""
+def _exit_code(connection: Connection) -> int:
+    """Wait for the end of a run; returns its exit code, 255 where its process has died."""
+    try:
+        return int(connection.recv())
+    except (EOFError, OSError):
+        return 255
 
 
 def serve(connection: Connection) -> int:

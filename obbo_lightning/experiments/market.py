@@ -9,7 +9,7 @@ import polars as pl
 
 from obbo_lightning.core.statistics import clustered_error, clustered_interval
 from obbo_lightning.escaping import escape_mathtext, unescape_table
-from obbo_lightning.experiments.comparison import compare_clusters, compare_pairs
+from obbo_lightning.experiments.comparison import compare_pairs
 from obbo_lightning.experiments.report_data import (
     INK,
     ReportData,
@@ -21,7 +21,7 @@ from obbo_lightning.experiments.report_data import (
     new_figure,
     sorted_labels,
 )
-from obbo_lightning.experiments.runs import DAMAGE, LeftOut, Run, describe_damage
+from obbo_lightning.experiments.runs import DAMAGE, Run, describe_damage
 
 NUMBERS = ("naive_mse", "weight", "regret", "gradient_norm", "test_mse")  # of each event
 
@@ -71,7 +71,7 @@ class MarketComparison(ReportData):
             row += [f"{np.median(ends[0]):.3f}", f"{np.median(ends[1]):.4f}"] if len(ends[0]) else ["", ""]
             rows.append(row)
             if label != first:
-                difference, by_day = compare_clusters(errors[first], values, days).cells(4)
+                difference, by_day = compare_pairs(errors[first], values, days).cells(4)
                 _, by_event = compare_pairs(errors[first], values).cells(4)
                 interval = clustered_interval(values - errors[first], days)
                 limits = "" if interval is None else f"[{interval[0]:+.4f}, {interval[1]:+.4f}]"
@@ -144,7 +144,7 @@ def has_events(run: Run) -> bool:
         return False
 
 
-def read_market(runs: Sequence[Run]) -> tuple[MarketComparison, list[LeftOut]]:
+def read_market(runs: Sequence[Run]) -> tuple[MarketComparison, list[str]]:
     """Return the data of labelled runs, and those left out; all must have the seed and the events of the first."""
     found: dict[str, tuple[pl.DataFrame, pl.DataFrame]] = {}
     left_out, first = [], None
@@ -157,9 +157,9 @@ def read_market(runs: Sequence[Run]) -> tuple[MarketComparison, list[LeftOut]]:
                 raise ValueError("it has other events, or another seed, than the first run")
             found[run.label] = events, regret
         except ValueError as reason:
-            left_out.append(LeftOut(run.directory.path, str(reason)))
+            left_out.append(f"{run.directory.path} is left out: {reason}")
     if not found:
-        raise ValueError(f"report needs finished runs, and found none: {left_out[0].path} {left_out[0].reason}")
+        raise ValueError(f"report needs finished runs, and found none: {left_out[0]}")
     events, regret = (pl.concat([found[label][i] for label in sorted_labels(list(found))]) for i in (0, 1))
     return MarketComparison(events, regret), left_out
 

@@ -18,7 +18,7 @@ from obbo_lightning.experiments.report_data import (
     line_style,
     new_figure,
 )
-from obbo_lightning.experiments.runs import LeftOut, Run, label_runs
+from obbo_lightning.experiments.runs import Run, label_runs
 
 # The paper's comparison table (tab:label_table): the order of BLR_w(T), with the power of κ in it.
 ORDERS = {
@@ -158,7 +158,7 @@ def has_rates(runs: Sequence[Run]) -> bool:
     return all(run.stream.rates_over for run in runs) and len({_point(run) for run in runs}) > 1
 
 
-def read_rates(runs: Sequence[Run]) -> tuple[Rates, list[LeftOut]]:
+def read_rates(runs: Sequence[Run]) -> tuple[Rates, list[str]]:
     """Return the data of runs, labelled among those on the same stream, since w, α and K follow T and κ."""
     rows, left_out = [], []
     for point in sorted({_point(run) for run in runs}):
@@ -167,11 +167,11 @@ def read_rates(runs: Sequence[Run]) -> tuple[Rates, list[LeftOut]]:
         for run in labelled:
             regret = run.metrics["regret/exact"][-1]
             if regret is None or not np.isfinite(regret) or regret <= 0:
-                left_out.append(LeftOut(run.directory.path, f"its exact regret is {regret}"))
+                left_out.append(f"{run.directory.path} is left out: its exact regret is {regret}")
             else:
                 rows.append((run.label, run.config["seed"], *point, regret))
     if not rows:
-        raise ValueError(f"report needs an exact regret, and found none: {left_out[0].path} {left_out[0].reason}")
+        raise ValueError(f"report needs an exact regret, and found none: {left_out[0]}")
     columns = ["label", "seed", "rounds", str(runs[0].stream.rates_over), "regret"]
     return Rates(pl.DataFrame(rows, schema=columns, orient="row")), left_out
 

@@ -26,18 +26,12 @@ from obbo_lightning.experiments.report_data import (
     report_style,
     sorted_labels,
 )
-from obbo_lightning.experiments.runs import LeftOut, Run, find_finished_runs, flatten, label_runs, without_repetitions
+from obbo_lightning.experiments.runs import Run, find_finished_runs, flatten, label_runs
 from obbo_lightning.experiments.tune import read_search
 
 # Tables about the runs themselves, with their captions.
 RUN_TABLES = {"facts": "What the runs share.", "settings": "Settings in which algorithms differ; empty: it has none."}
-FACTS = {
-    "experiment": "experiment",
-    "rounds T": "rounds",
-    "seeds": "seed",
-    "regret window w_R": "regret_window",
-    "test tasks": "evaluation.tasks",
-}
+FACTS = ("experiment", "rounds", "seed", "regret_window", "evaluation.tasks")
 # On a screen figures follow the reader's theme; on paper they are always light.
 THEME = (
     f"<style>svg {{ color: {INK} }} "
@@ -51,19 +45,14 @@ class Report(NamedTuple):
     page: Path
     written: list[Path]
     tables: Sequence[Table]
-    left_out: Sequence[LeftOut]
+    left_out: Sequence[str]
 
 
 def write_report(paths: list[Path], output: Path, title: str, reference: str | None = None) -> Report:
     """Write report.html, its tables and figures as files, and the CSV files that all of it is made from.
 
-    `report` on a folder with those CSV files makes the rest again.
-
-    Args:
-        paths: folders with finished runs somewhere below, or one folder with an earlier report.
-        output: where to write.
-        title: of the page and the figures.
-        reference: algorithm that the others are compared with; None: the first.
+    ``paths`` are folders with finished runs somewhere below; or one with those CSV files, of which the rest is made
+    again. The others are compared with the algorithm ``reference``; None: the first.
     """
     if (output / "config.yaml").exists():
         raise ValueError(f"--output must not be a run directory, got {str(output)!r}")
@@ -85,7 +74,7 @@ def draw_runs(paths: list[Path], title: str) -> list[ReportFigure]:
         return _read_data(paths)[0].as_reported().figures(title)
 
 
-def _read_data(paths: list[Path]) -> tuple[ReportData, list[Run], list[LeftOut]]:
+def _read_data(paths: list[Path]) -> tuple[ReportData, list[Run], list[str]]:
     """Return an earlier report, or the data of runs with these runs and those left out.
 
     What kind of report runs make follows from their files and their stream.
@@ -104,7 +93,6 @@ def _read_data(paths: list[Path]) -> tuple[ReportData, list[Run], list[LeftOut]]
     if any(map(has_events, runs)):
         market, unused = read_market(runs)
         return market, runs, left_out + unused
-    runs = without_repetitions(runs)
     return read_comparison(runs), runs, left_out
 
 
@@ -114,7 +102,7 @@ def describe_runs(labels: Sequence[str], runs: Sequence[Run]) -> list[Table]:
     keys = list(dict.fromkeys(key for one in flat for key in one))
     shared = {key: _distinct([flat[0].get(key)]) for key in keys if len({str(one.get(key)) for one in flat}) == 1}
     facts = [("algorithms", "; ".join(labels)), ("runs", str(len(runs)))]
-    facts += [(name, _distinct(one.get(key) for one in flat)) for name, key in FACTS.items()]
+    facts += [(key, _distinct(one.get(key) for one in flat)) for key in FACTS]
     for section in ("data", "problem", "algorithm"):
         inside = {key.partition(".")[2]: shared[key] for key in shared if key.startswith(f"{section}.")}
         facts.append((section, ", ".join(f"{key} = {value}" for key, value in inside.items() if value)))
@@ -154,7 +142,7 @@ def _read_run_tables(folder: Path) -> list[Table]:
 
 
 def write_page(
-    output: Path, title: str, tables: Sequence[Table], figures: Sequence[ReportFigure], left_out: Sequence[LeftOut] = ()
+    output: Path, title: str, tables: Sequence[Table], figures: Sequence[ReportFigure], left_out: Sequence[str] = ()
 ) -> list[Path]:
     """Write tables and figures as files, and report.html, which contains all of them."""
     try:
@@ -180,13 +168,7 @@ def write_page(
 
 
 def write_ranks(paths: Sequence[Path], output: Path, title: str) -> Report:
-    """Write report.html with the rank of each method in several comparisons, and its table.
-
-    Args:
-        paths: one folder per comparison: of a report, or with finished runs below.
-        output: where to write.
-        title: of the page.
-    """
+    """Write a page with the rank of each method in several comparisons: folders of reports, or with runs below."""
     names = [path.resolve().parent.name if path.resolve().name == "report" else path.resolve().name for path in paths]
     if len(set(names)) < len(names):
         raise ValueError(f"--by_folder needs folders of different names, got {', '.join(names)}")

@@ -40,8 +40,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "legend.fontsize": "small",
-    "axes.titlesize": "medium",
-    "axes.titlelocation": "left",
     "figure.constrained_layout.use": True,
     "svg.hashsalt": "obbo_lightning",  # the same figure gives the same file
 }
@@ -64,13 +62,7 @@ class Table(NamedTuple):
         return list(paths)
 
     def markdown(self) -> str:
-        r"""Return a pipe table, without padding.
-
-        >>> print(Table("t", "Regret.", ("algorithm", "‖d‖ | regret"), [("obbo", "1.0 ± 0.1")]).markdown(), end="")
-        | algorithm | ‖d‖ \| regret |
-        |---|---|
-        | obbo | 1.0 ± 0.1 |
-        """
+        """Return a pipe table, without padding."""
         header, *rows = (
             " | ".join(escape_terminal(cell).replace("\n", " ").replace("|", r"\|") for cell in row)
             for row in (self.columns, *self.rows)
@@ -174,15 +166,10 @@ D = TypeVar("D", bound="ReportData")
 class ReportData(ABC):
     """Base class of what a report shows: data frames, from which its tables and figures are made.
 
-    A subclass is a dataclass with the frames as fields. Each frame has a CSV file of its name.
-
-    Attributes:
-        columns: columns of each frame, with their types.
-        optional: frames that may have no rows; there is no file then.
+    A subclass is a dataclass with the frames as fields. Each frame that has rows has a CSV file of its name.
     """
 
-    columns: ClassVar[dict[str, dict[str, Any]]]
-    optional: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[dict[str, dict[str, Any]]]  # of each frame, with their types
 
     @abstractmethod
     def tables(self) -> list[Table]:
@@ -203,10 +190,7 @@ class ReportData(ABC):
         return first["label"].unique(maintain_order=True).to_list()
 
     def as_reported(self: D, reference: str | None = None) -> D:
-        """Return the data with labels in order, the reference first, and with the digits that CSV files hold.
-
-        So what is made of the CSV files again is the same to the last digit.
-        """
+        """Return the data with labels in order, the reference first, and with the digits that CSV files hold."""
         labels = sorted_labels(self.labels)
         if reference is not None and reference not in labels:
             raise ValueError(f"--reference must be one of {'; '.join(labels)}, got {reference!r}")
@@ -223,7 +207,7 @@ class ReportData(ABC):
         written = []
         for name in self.columns:
             frame, path = getattr(self, name), folder / f"{name}.csv"
-            if len(frame) or name not in self.optional:
+            if len(frame):
                 escape_table(frame).write_csv(path)
                 written.append(path)
         return written
@@ -236,8 +220,7 @@ class ReportData(ABC):
         frames = {name: pl.DataFrame(schema=columns) for name, columns in cls.columns.items()}
         try:
             for name, columns in cls.columns.items():
-                path = folder / f"{name}.csv"
-                if path.is_file() or name not in cls.optional:
+                if (path := folder / f"{name}.csv").is_file():
                     frame = pl.read_csv(path, schema_overrides=columns, infer_schema_length=None)
                     frame.select(*columns)  # refuses a frame without one of them
                     frames[name] = unescape_table(frame)
@@ -248,11 +231,7 @@ class ReportData(ABC):
 
 
 def sorted_labels(labels: Sequence[str]) -> list[str]:
-    """Return labels in the order of their algorithms in `ALGORITHMS`, then of their settings, numbers by value.
-
-    >>> sorted_labels(["mine", "adam", "obbo, window = 25", "obbo, window = 3"])
-    ['obbo, window = 3', 'obbo, window = 25', 'adam', 'mine']
-    """
+    """Return labels in the order of their algorithms in `ALGORITHMS`, then of their settings, numbers by value."""
 
     def key(label: str) -> tuple[int, list[str | float]]:
         algorithm = label.partition(",")[0]

@@ -36,18 +36,8 @@ class Run(NamedTuple):
         return self.metrics["gradients"] + self.metrics["products"]
 
 
-class LeftOut(NamedTuple):
-    """A run that is not in a report."""
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path} is left out: {self.reason}"
-
-
-def find_finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
-    """Return the finished runs below ``paths`` that can be compared with most of the others, and those left out."""
+def find_finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Return the finished runs below ``paths`` that can be compared with most of the others, and why not the rest."""
     found, left_out = [], []
     for path in paths:
         if not path.is_dir():
@@ -60,9 +50,9 @@ def find_finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]
             except UntrustedError:
                 raise
             except ValueError as refusal:
-                left_out.append(LeftOut(config.parent, str(refusal)))
+                left_out.append(f"{config.parent} is left out: {refusal}")
     if not found:
-        why = f": {left_out[0].path} {left_out[0].reason}" if left_out else ""
+        why = f": {left_out[0]}" if left_out else ""
         raise ValueError(f"report needs finished runs, and found none in {', '.join(map(str, paths))}{why}")
     experiments = [_experiment(run) for run in found]
     usual = max(experiments, key=experiments.count)
@@ -72,7 +62,7 @@ def find_finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]
         keys = ", ".join(key for key in usual if experiment[key] != usual[key])
         if keys:
             reason = f"it is of another experiment, with another {keys} than {first}"
-            left_out.append(LeftOut(run.directory.path, reason))
+            left_out.append(f"{run.directory.path} is left out: {reason}")
         else:
             comparable.append(run)
     return comparable, left_out
@@ -113,8 +103,11 @@ def _experiment(run: Run) -> dict[str, Any]:
     }
 
 
-def label_runs(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """Return runs with labels: each seed of a label once, all of the same length; and those left out."""
+def label_runs(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Return runs with labels: each seed of a label once, all of the same length; and those left out.
+
+    A run equal to another seed's, as on rows of a file, which are the same for every seed, is not counted.
+    """
     settings = []
     for run in runs:
         chosen = {key: run.config["data"].get(key) for key in run.stream.may_differ}
@@ -128,22 +121,13 @@ def label_runs(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
         usual = mode(other.config["rounds"] for other in labelled if other.label == run.label)
         if rounds != usual:
             reason = f"{rounds} rounds, where the other seeds of {run.label} have {usual}"
-            left_out.append(LeftOut(run.directory.path, reason))
+            left_out.append(f"{run.directory.path} is left out: {reason}")
         elif key in kept:
             reason = f"{run.label} with seed {key[1]} is in {kept[key].directory.path} already"
-            left_out.append(LeftOut(run.directory.path, reason))
-        else:
+            left_out.append(f"{run.directory.path} is left out: {reason}")
+        elif not any(run.label == other.label and run.metrics.equals(other.metrics) for other in kept.values()):
             kept[key] = run
     return list(kept.values()), left_out
-
-
-def without_repetitions(runs: Sequence[Run]) -> list[Run]:
-    """Return runs without those equal to another seed's, as on rows of a file, which are the same for every seed."""
-    kept: list[Run] = []
-    for run in runs:
-        if not any(run.label == other.label and run.metrics.equals(other.metrics) for other in kept):
-            kept.append(run)
-    return kept
 
 
 def distinct_labels(algorithms: Sequence[dict[str, Any]]) -> list[str]:

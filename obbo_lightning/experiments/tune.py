@@ -8,7 +8,7 @@ in generations of a fixed size, so that the number of parallel runs decides noth
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -46,7 +46,6 @@ FOLDER = "tune"  # of a search, in that of its comparison
 RUNG_SUMMARY = "summary-{:08d}.json"  # of a trial that went on after a rung
 STEP_SIZES = {"algorithm.lr": "step α", "algorithm.scale": "scale of the step"}  # one of them is always searched
 SPACE = ("method", "setting", "range", "untuned", "found", "trials", "pruned", "not finite", "result", "budget")
-Execute = Callable[[Sequence[PlannedRun], Path], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -282,12 +281,12 @@ def extend_trial(run: RunDirectory, rounds: int) -> None:
         run.summary.rename(run.path / RUNG_SUMMARY.format(done))
 
 
-def tune(grid: Grid, config: TuneConfig, folder: Path, execute: Execute) -> list[Method]:
+def tune(grid: Grid, config: TuneConfig, root: Path, launcher: Launcher, console: Console) -> Grid:
     """Search the settings of all methods, or continue that; trials of all methods run together.
 
-    ``folder`` is that of the trials; ``execute`` executes runs in it and returns why some failed.
+    Returns the comparison with each run also tuned, where that changes it.
     """
-    methods = find_methods(grid, config)
+    methods, folder = find_methods(grid, config), root / FOLDER
     metric, storages = require_fair(methods, config), _optuna().storages
     folder.mkdir(parents=True, exist_ok=True)
     with RunStatus().own(RunDirectory(folder)):  # one search at a time
@@ -298,18 +297,25 @@ def tune(grid: Grid, config: TuneConfig, folder: Path, execute: Execute) -> list
             method.start_study(metric, storage)
         while sum(method.ask() for method in methods):
             for stage in range(len(config.rungs) + 1):
-                _run_stage(methods, stage, folder, execute)
+                _run_stage(methods, stage, folder, launcher, console)
         write_search(methods, metric, folder, grid.name)
-    return methods
+    runs = []
+    for method in methods:
+        found = ", ".join(f"{key} {_format(value)}" for key, value in method.found.items())
+        console.print(f"{method.label}: {found}", soft_wrap=True, highlight=False)
+        for run in method.runs:
+            tuned = complete_config(overlay(run.config, nested(method.found)))
+            runs += [run] if tuned == run.config else [run, PlannedRun(f"{run.name}-tuned", tuned)]
+    return Grid(grid.name, runs)
 
 
-def _run_stage(methods: Sequence[Method], stage: int, folder: Path, execute: Execute) -> None:
+def _run_stage(methods: Sequence[Method], stage: int, folder: Path, launcher: Launcher, console: Console) -> None:
     """Run the trials of a generation up to a rung, or to their end, and tell the studies."""
     planned = [run for m in methods for trial in m.running for run in m.plan(trial.number, trial.params, stage)]
     missing = [run for run in planned if read_rung(RunDirectory(folder / run.name), run.config["rounds"]) is None]
     for run in missing:
         extend_trial(RunDirectory(folder / run.name), run.config["rounds"])
-    failed = execute(missing, folder) if missing else {}
+    failed = run_all(missing, folder, launcher, console) if missing else {}
     for name, reason in failed.items():  # the search continues when they can run
         raise GridError(f"{len(failed)} trials failed, the first is {name}: {reason}", 1)
     for method in methods:
@@ -342,19 +348,6 @@ def require_fair(methods: Sequence[Method], config: TuneConfig) -> Metric:
             f"{trial.config['data']['name']} are the same for every seed here, and the comparison learns from them"
         )
     return streams[0].metric
-
-
-def run_tuned(grid: Grid, config: TuneConfig, root: Path, launcher: Launcher, console: Console) -> Grid:
-    """Tune, print the result, and return the comparison with each run also tuned, where that changes it."""
-    methods = tune(grid, config, root / FOLDER, lambda runs, folder: run_all(runs, folder, launcher, console))
-    runs = []
-    for method in methods:
-        found = ", ".join(f"{key} {_format(value)}" for key, value in method.found.items())
-        console.print(f"{method.label}: {found}", soft_wrap=True, highlight=False)
-        for run in method.runs:
-            tuned = complete_config(overlay(run.config, nested(method.found)))
-            runs += [run] if tuned == run.config else [run, PlannedRun(f"{run.name}-tuned", tuned)]
-    return Grid(grid.name, runs)
 
 
 def describe_search(grid: Grid, config: TuneConfig) -> list[str]:
@@ -399,19 +392,15 @@ class SearchResults(ReportData):
         step = next(key for key in STEP_SIZES if key in self.trials.columns)
         for label in self.labels:
             look = line_style(self.labels, label)
-            hollow = {**look, "fillstyle": "none", "linestyle": "none", "label": None}
-            trials = self.trials.filter(pl.col("label") == label).drop_nulls(["result", step]).sort(step)
-            for some, style in (
-                (trials.filter(pl.col("state") == "complete"), look),
-                (trials.filter(pl.col("state") == "pruned"), hollow),
-                (trials.filter("chosen"), {**hollow, "marker": "o", "markersize": 11}),
-            ):
+            trials = self.trials.filter(label=label, state="complete").drop_nulls([step]).sort(step)
+            ring = {**look, "fillstyle": "none", "linestyle": "none", "label": None, "marker": "o", "markersize": 11}
+            for some, style in ((trials, look), (trials.filter("chosen"), ring)):
                 axes.plot(some[step].to_list(), some["result"].to_list(), **style)
         quantity = escape_mathtext(self.search_space["result"][0]).replace(" (", "\n(")
         axes.set(xscale="log", xlabel=STEP_SIZES[step], ylabel=quantity)
         caption = (
-            f"Result of each trial against its {STEP_SIZES[step]}; large rings are the chosen ones, hollow marks were "
-            "pruned. Where other settings are searched, too, a curve goes through trials that differ in them."
+            f"Result of each complete trial against its {STEP_SIZES[step]}; rings are the chosen ones. Where other "
+            "settings are searched, too, a curve goes through trials that differ in them."
         )
         return [finish_figure(figure, "sensitivity", caption, f"{title}: sensitivity to the {STEP_SIZES[step]}")]
 

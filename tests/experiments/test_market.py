@@ -19,9 +19,9 @@ def test_runs_with_other_events_another_seed_or_damaged_files_are_left_out(make_
     runs += [make_market_run("sgdm", 0, (1.0, 2.0)), make_market_run("oagd", 0)]
     runs[-1].directory.lanes.write_text("?")
     found, left_out = read_market(runs)
-    assert [one.path for one in left_out] == [run.directory.path for run in runs[2:]]
-    assert {one.reason for one in left_out[:2]} == {"it has other events, or another seed, than the first run"}
-    assert left_out[2].reason.startswith("it is damaged: ")
+    reason = "it has other events, or another seed, than the first run"
+    assert left_out[:2] == [f"{run.directory.path} is left out: {reason}" for run in runs[2:4]]
+    assert left_out[2].startswith(f"{runs[4].directory.path} is left out: it is damaged: ")
     assert found.labels == ["obbo", "adam"]
     assert found.column("adam", "test_mse").tolist() == [5.0, 6.0, 7.0]
     with pytest.raises(ValueError, match=r"report needs finished runs, and found none: .* it is damaged"):

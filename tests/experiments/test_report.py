@@ -132,7 +132,7 @@ def test_a_report_is_made_again_from_its_csv_files(report, tmp_path):
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
     page = (tmp_path / "again" / "report.html").read_text()
     assert "<script>" not in page
-    for text in ("regret window w_R", "inner.name = gradient_descent", "geometry.rho", "higher is better"):
+    for text in ("regret_window", "inner.name = gradient_descent", "geometry.rho", "higher is better"):
         assert text in page
 
 
@@ -235,7 +235,7 @@ def test_what_runs_share_is_told_without_folders_and_what_differs_is_a_table(mak
     facts = dict(table.rows)
     assert facts["data"] == "name = quadratic, condition_number = 10, path = data.npz"
     assert facts["algorithm"] == "name = obbo, lr = 0.1"
-    assert (facts["seeds"], facts["rounds T"], facts["runs"]) == ("0, 1", "4", "2")
+    assert (facts["seed"], facts["rounds"], facts["runs"]) == ("0, 1", "4", "2")
     adam = make_run("adam")
     adam.config["algorithm"]["lr"] = 0.2
     _, settings = describe_runs(["obbo", "adam"], [*runs, adam])
