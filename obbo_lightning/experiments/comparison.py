@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -57,64 +57,50 @@ COMPUTE = {
 }
 
 
-class Paired(NamedTuple):
-    """Differences of pairs, second minus first; ties are neither larger nor smaller."""
+def compare_pairs(
+    first: np.ndarray,
+    second: np.ndarray,
+    digits: int,
+    days: np.ndarray | None = None,
+    by_task: np.ndarray | None = None,
+) -> tuple[str, str]:
+    """Return two cells: mean of second − first ± its standard error; how many are larger / smaller, and the p-value.
 
-    difference: float
-    error: float | None  # standard error; None for one pair
-    larger: int
-    smaller: int
-    p: float | None  # of the two-sided sign test; None where all are ties
+    p is that of the two-sided sign test. Pairs of one day are dependent: the error is clustered, signs are those of the
+    means of ``days``. The error of differences ``by_task [seeds, tasks]`` is two-way.
 
-    def cells(self, digits: int) -> tuple[str, str]:
-        """Return two cells of a table: difference ± standard error; larger / smaller with the p-value."""
-        p = "" if self.p is None else ", p < 0.0001" if self.p < 1e-4 else f", p = {self.p:.2g}"
-        difference = round(self.difference, digits) + 0.0  # no -0.0
-        return format_with_error(difference, self.error, digits, "+"), f"{self.larger} / {self.smaller}{p}"
-
-
-def compare_pairs(first: np.ndarray, second: np.ndarray, clusters: np.ndarray | None = None) -> Paired:
-    """Compare ``second`` with ``first``, pair by pair.
-
-    Pairs of one cluster (events of one day) are dependent: the error is clustered, signs are those of clusters' means.
-
-    >>> compare_pairs(np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 3.0, 4.0, 4.0]))
-    Paired(difference=0.75, error=0.25, larger=3, smaller=0, p=0.25)
-    >>> compare_pairs(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]), np.array(["mon", "mon", "tue"]))
-    Paired(difference=0.0, error=0.6666666666666666, larger=1, smaller=1, p=1.0)
+    >>> compare_pairs(np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 3.0, 4.0, 4.0]), 2)
+    ('+0.75 ± 0.25', '3 / 0, p = 0.25')
+    >>> compare_pairs(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]), 2, np.array(["mon", "mon", "tue"]))
+    ('+0.00 ± 0.67', '1 / 1, p = 1')
     """
     signs = differences = second - first
     mean, error = mean_and_error(differences)
-    if clusters is not None:
-        index = np.unique(clusters, return_inverse=True)[1]
-        signs, error = np.bincount(index, differences) / np.bincount(index), clustered_error(differences, clusters)
+    if days is not None:
+        index = np.unique(days, return_inverse=True)[1]
+        signs, error = np.bincount(index, differences) / np.bincount(index), clustered_error(differences, days)
+    if by_task is not None:
+        error = two_way_error(by_task)
     larger, smaller = int((signs > 0).sum()), int((signs < 0).sum())
-    p = float(binomtest(larger, larger + smaller).pvalue) if larger + smaller else None
-    return Paired(mean, error, larger, smaller, p)
+    p = float(binomtest(larger, larger + smaller).pvalue) if larger + smaller else math.nan
+    shown = "" if math.isnan(p) else ", p < 0.0001" if p < 1e-4 else f", p = {p:.2g}"
+    return format_with_error(round(mean, digits) + 0.0, error, digits, "+"), f"{larger} / {smaller}{shown}"  # no -0.0
 
 
 @dataclass(frozen=True)
 class Comparison(ReportData):
-    """Several runs of one experiment.
-
-    Attributes:
-        runs: one row per run.
-        rounds: one row per round of a run.
-        timings: seconds of all rounds so far, at each round with an evaluation.
-        test_scores: one row per test task of a run, after the last round.
-        baselines: one row per round of a baseline.
-    """
+    """Several runs of one experiment."""
 
     columns: ClassVar[dict[str, dict[str, Any]]] = {
         name: {column: TYPES.get(column, pl.Float64) for column in columns.split()} for name, columns in COLUMNS.items()
     }
     columns["rounds"]["gradient_evaluations"] = pl.Int64  # elsewhere means
 
-    runs: pl.DataFrame
-    rounds: pl.DataFrame
-    timings: pl.DataFrame
-    test_scores: pl.DataFrame
-    baselines: pl.DataFrame
+    runs: pl.DataFrame  # one row per run
+    rounds: pl.DataFrame  # one row per round of a run
+    timings: pl.DataFrame  # seconds of all rounds so far, at each round with an evaluation
+    test_scores: pl.DataFrame  # one row per test task of a run, after the last round
+    baselines: pl.DataFrame  # one row per round of a baseline
 
     @property
     def metric(self) -> str:
@@ -134,14 +120,12 @@ class Comparison(ReportData):
     def scores(self) -> tuple[str, bool, dict[str, Score]]:
         """Return the scores of the test tasks where there are any, else the prequential ones."""
         if self.has_test_tasks:
-            kind, scores = f"{self.metric} on test tasks", self.runs.select("label", pl.col("test").alias("score"))
+            kind, scores = f"{self.metric} on test tasks", self.runs.select("label", score="test")
         else:
             kind = f"prequential {self.metric}, all rounds"
             scores = self.rounds.group_by("label", "seed", maintain_order=True).agg(pl.col("score").mean())
-        found = {}
-        for label in self.labels:
-            values = scores.filter(pl.col("label") == label)["score"].cast(pl.Float64).fill_null(np.nan)
-            found[label] = Score(*mean_and_error(values.to_numpy()))
+        by_label = {label: scores.filter(label=label)["score"].cast(pl.Float64) for label in self.labels}
+        found = {label: Score(*mean_and_error(one.fill_null(np.nan).to_numpy())) for label, one in by_label.items()}
         return f"{kind}; {self.direction}", self.direction == "higher is better", found
 
     def tables(self) -> list[Table]:
@@ -157,7 +141,7 @@ class Comparison(ReportData):
         """Return means over seeds, with standard errors where there is more than one seed."""
         rows = []
         for label in self.labels:
-            runs = self.runs.filter(pl.col("label") == label)
+            runs = self.runs.filter(label=label)
             lr, evaluations = runs["lr"][0], float(runs["gradient_evaluations"].to_numpy().mean())
             settings = ["auto" if lr is None else f"{lr:g}", str(runs["rounds"].min()), str(len(runs))]
             rows.append([label, *settings, *(self._cell(label, name) for name in titles), f"{evaluations:.0f}"])
@@ -181,7 +165,7 @@ class Comparison(ReportData):
 
     def _cell(self, label: str, name: str) -> str:
         """Return mean ± standard error of a measure; a regret of runs with skipped rounds is a lower bound."""
-        runs, scores = self.runs.filter(pl.col("label") == label), self._by_task(label, name)
+        runs, scores = self.runs.filter(label=label), self._by_task(label, name)
         values = runs[name] if name in runs.columns else pl.Series(scores.mean(1), dtype=pl.Float64)
         if values.is_empty() or (name in TEST_MEASURES and runs["test_tasks"].max() == 0):
             return ""
@@ -193,8 +177,8 @@ class Comparison(ReportData):
 
     def _by_task(self, label: str, name: str) -> np.ndarray:
         """Return ``[seeds, tasks]`` of a measure, seeds in order; empty where not every run has scores of its tasks."""
-        runs = self.runs.filter(pl.col("label") == label)
-        tasks = self.test_scores.filter(pl.col("label") == label).sort("seed", "task")
+        runs = self.runs.filter(label=label)
+        tasks = self.test_scores.filter(label=label).sort("seed", "task")
         if name not in TEST_MEASURES or len(tasks) != runs["test_tasks"].sum() or runs["test_tasks"].n_unique() != 1:
             return np.empty((0, 0))
         better = 1 if runs["higher_is_better"][0] else -1
@@ -215,16 +199,16 @@ class Comparison(ReportData):
         first, *others = self.labels
         rows = []
         for label in others:
-            mine, theirs = (self.runs.filter(pl.col("label") == one) for one in (first, label))
+            mine, theirs = (self.runs.filter(label=one) for one in (first, label))
             pairs = mine.join(theirs, on=["seed", "rounds"])
             row = [label, str(len(pairs))]
             for name in titles:
                 known = pairs.drop_nulls([name, f"{name}_right"])
-                paired = compare_pairs(known[name].to_numpy(), known[f"{name}_right"].to_numpy())
                 before, after = self._by_task(first, name), self._by_task(label, name)
-                if before.size and before.shape == after.shape and len(known) == len(after):
-                    paired = paired._replace(error=two_way_error(after - before))
-                row += paired.cells(self._digits(name)) if len(known) else ("", "")
+                same = before.size and before.shape == after.shape and len(known) == len(after)
+                values = known[name].to_numpy(), known[f"{name}_right"].to_numpy()
+                cells = compare_pairs(*values, self._digits(name), by_task=after - before if same else None)
+                row += cells if len(known) else ("", "")
             rows.append(row)
         caption = (
             f"Each algorithm minus {first} on the same seeds: mean difference ± its standard error (as in the table of "
@@ -247,10 +231,7 @@ class Comparison(ReportData):
         if min(ends) > 0 and max(ends) > 20 * min(ends):
             axes.set_yscale("log")
         axes.set(xlabel="round t", ylabel="cumulative bilevel local regret\n(lower is better)")
-        caption = (
-            "Euclidean bilevel local regret so far, measured alike for all; lower is better. Mean over seeds, band: ± "
-            "standard error over seeds."
-        )
+        caption = "Euclidean bilevel local regret so far: mean over seeds, band: ± standard error over seeds."
         return finish_figure(figure, "regret", caption, title)
 
     def _draw_prequential(self, title: str) -> ReportFigure:
@@ -289,7 +270,7 @@ class Comparison(ReportData):
         initial = self.runs["initial_test"].mean()
         for axes, (name, quantity) in zip(panels, {"round": "round t", **known}.items(), strict=True):
             for label in self.labels:
-                one, look = means.filter(pl.col("label") == label), line_style(self.labels, label)
+                one, look = means.filter(label=label), line_style(self.labels, label)
                 axes.errorbar(one[name], one["test"], yerr=one["error"].fill_null(np.nan), capsize=2, **look)
             if initial is not None:
                 axes.axhline(float(initial), color="#888888", linestyle=":", label="initial λ_1")  # type: ignore[arg-type]
@@ -300,15 +281,14 @@ class Comparison(ReportData):
             )
         caption = (
             f"Test {self.metric} ({self.direction}) on the same tasks for all, adapted to from λ_t, against rounds and "
-            "compute. Mean over seeds and tasks, bars: ± standard error over seeds alone, without that of the shared "
-            "tasks. Dotted: the initial λ_1, mean over all runs. Seconds are those of this machine, with as many runs "
-            "side by side as there were."
+            "compute (seconds on this machine). Mean over seeds and tasks, bars: ± standard error over seeds alone, "
+            "without that of the shared tasks. Dotted: the initial λ_1, mean over all runs."
         )
         return finish_figure(figure, f"test_{self.metric}", caption, title)
 
     def _by_seed(self, label: str, column: str) -> np.ndarray:
         """Return a column of rounds as ``[seeds, rounds]``."""
-        seeds = self.rounds.filter(pl.col("label") == label).partition_by("seed", maintain_order=True)
+        seeds = self.rounds.filter(label=label).partition_by("seed", maintain_order=True)
         return np.stack([seed[column].to_numpy() for seed in seeds])
 
 
@@ -347,25 +327,26 @@ def read_comparison(runs: Sequence[Run]) -> Comparison:
 
 def _read_frames(run: Run) -> dict[str, pl.DataFrame]:
     """Return the frames of one run, without labels; some files are there only where runs have what they hold."""
-    summary, metrics, directory = run.summary, run.metrics, run.directory
-    metric, lr, evaluations = summary["metric"], run.config["algorithm"].get("lr"), run.gradient_evaluations
+    summary, directory, lr = run.summary, run.directory, run.config["algorithm"].get("lr")
+    metric = summary["metric"]
+    names = {"score": metric, "test": f"test_{metric}", "test_se": f"test_{metric}_se", "regret": "regret/euclidean"}
+    evaluations = pl.col("gradients") + pl.col("products")
+    rounds = run.metrics.with_columns(**names, gradient_evaluations=evaluations)
     row = {
         **summary,
         "lr": lr if isinstance(lr, (int, float)) else None,  # auto, or one for each parameter group
         "initial_test": summary[f"initial_test_{metric}"],
         "test": summary[f"test_{metric}"],
         "test_se": summary[f"test_{metric}_se"],
-        "prequential_last_100": metrics[metric].tail(100).mean(),
-        "regret": metrics["regret/euclidean"][-1],
-        "gradient_evaluations": evaluations.mean(),
+        "prequential_last_100": rounds["score"].tail(100).mean(),
+        "regret": rounds["regret"][-1],
+        "gradient_evaluations": rounds["gradient_evaluations"].mean(),
     }
-    names = {"score": metric, "test": f"test_{metric}", "test_se": f"test_{metric}_se", "regret": "regret/euclidean"}
-    rounds = metrics.with_columns(**{new: metrics[old] for new, old in names.items()}, gradient_evaluations=evaluations)
-    frames = {"runs": pl.DataFrame({name: [row[name]] for name in Comparison.columns["runs"] if name in row})}
-    frames["rounds"] = rounds
+    one_run = pl.DataFrame({name: [row[name]] for name in Comparison.columns["runs"] if name in row})
+    frames = {"runs": one_run, "rounds": rounds}
     with contextlib.suppress(*DAMAGE):  # no result depends on timings.csv
         seconds = read_rounds(directory.timings).with_columns(pl.col("seconds").cum_sum())
-        frames["timings"] = seconds.filter(metrics[f"test_{metric}"].is_not_null())
+        frames["timings"] = seconds.filter(rounds["test"].is_not_null())
     if directory.test_scores.is_file():
         scores = pl.read_csv(directory.test_scores)
         inductive = scores["inductive_accuracy"] if "inductive_accuracy" in scores.columns else pl.lit(None)

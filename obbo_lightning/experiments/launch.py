@@ -1,7 +1,4 @@
-"""Run a grid: by a few warm processes of this machine, or as the jobs of a Slurm array.
-
-``python -m obbo_lightning.experiments.launch FD`` is one of those processes; FD is the file descriptor of its requests.
-"""
+"""Run a grid: by a few warm processes of this machine (each is this module as a script), or as a Slurm array."""
 
 import contextlib
 import ctypes
@@ -97,11 +94,9 @@ def prepare(planned: Sequence[PlannedRun], root: Path) -> list[RunDirectory]:
 
 
 def _progress(runs: Sequence[RunDirectory], rounds: Sequence[int]) -> dict[str, Any]:
-    done = 0
-    for run, planned in zip(runs, rounds, strict=True):
-        lines = run.timings.read_bytes().count(b"\n") if run.timings.is_file() else 1  # the first is the header
-        done += planned if run.finished else max(0, lines - 1)
-    return {"completed": done, "description": f"{sum(run.finished for run in runs)} of {len(runs)} runs, rounds"}
+    lines = [len(_read(run.timings).splitlines()) - 1 for run in runs]  # the first is the header
+    done = [n if run.finished else max(0, line) for run, n, line in zip(runs, rounds, lines, strict=True)]
+    return {"completed": sum(done), "description": f"{sum(run.finished for run in runs)} of {len(runs)} runs, rounds"}
 
 
 def _last_line(text: str) -> str:
@@ -113,10 +108,7 @@ def _read(file: Path) -> str:
 
 
 class LocalLauncher:
-    """``jobs`` warm processes that share the cores of this machine; they wait for further runs until `stop`.
-
-    A process that dies fails its run only.
-    """
+    """``jobs`` warm processes that share the cores of this machine until `stop`; one that dies fails its run only."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs, self._threads = jobs, str(share_of_cores(jobs))

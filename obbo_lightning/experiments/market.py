@@ -28,29 +28,24 @@ NUMBERS = ("naive_mse", "weight", "regret", "gradient_norm", "test_mse")  # of e
 
 @dataclass(frozen=True)
 class MarketComparison(ReportData):
-    """Several runs on the same events.
-
-    Attributes:
-        events: one row per event of a label.
-        regret: median and median absolute deviation over events, every 100 rounds of a label.
-    """
+    """Several runs on the same events."""
 
     columns: ClassVar[dict[str, dict[str, Any]]] = {
         "events": {**dict.fromkeys(("label", "ticker", "timestamp"), pl.String), **dict.fromkeys(NUMBERS, pl.Float64)},
         "regret": {"label": pl.String, "round": pl.Int64, "median": pl.Float64, "mad": pl.Float64},
     }
 
-    events: pl.DataFrame
-    regret: pl.DataFrame
+    events: pl.DataFrame  # one row per event of a label
+    regret: pl.DataFrame  # median and median absolute deviation over events, every 100 rounds of a label
 
     def column(self, label: str, name: str) -> np.ndarray:
         """Return the numbers of a label, one per event."""
-        return self.events.filter(pl.col("label") == label)[name].to_numpy()
+        return self.events.filter(label=label)[name].to_numpy()
 
     @property
     def days(self) -> np.ndarray:
         """Day of each event; events of one day share its news, and their errors are dependent."""
-        return self.events.filter(pl.col("label") == self.labels[0])["timestamp"].str.slice(0, 10).to_numpy()
+        return self.events.filter(label=self.labels[0])["timestamp"].str.slice(0, 10).to_numpy()
 
     def scores(self) -> tuple[str, bool, dict[str, Score]]:
         errors = {label: self.column(label, "test_mse") for label in self.labels}
@@ -71,8 +66,8 @@ class MarketComparison(ReportData):
             row += [f"{np.median(ends[0]):.3f}", f"{np.median(ends[1]):.4f}"] if len(ends[0]) else ["", ""]
             rows.append(row)
             if label != first:
-                difference, by_day = compare_pairs(errors[first], values, days).cells(4)
-                _, by_event = compare_pairs(errors[first], values).cells(4)
+                difference, by_day = compare_pairs(errors[first], values, 4, days)
+                _, by_event = compare_pairs(errors[first], values, 4)
                 interval = clustered_interval(values - errors[first], days)
                 limits = "" if interval is None else f"[{interval[0]:+.4f}, {interval[1]:+.4f}]"
                 paired.append([label, difference, limits, by_event.partition(",")[0], by_day])
@@ -96,15 +91,12 @@ class MarketComparison(ReportData):
         """Return median regret, and gradient norms and forecast errors of the first against the others."""
         figure, (axes,) = new_figure(4.2)
         for label in self.labels:
-            curve = self.regret.filter(pl.col("label") == label)
+            curve = self.regret.filter(label=label)
             axes.errorbar(
                 curve["round"], curve["median"], yerr=curve["mad"], capsize=2, **line_style(self.labels, label)
             )
         axes.set(xlabel="round t", ylabel="median cumulative local regret\n(lower is better)", ylim=(0, None))
-        caption = (
-            "Cumulative bilevel local regret, lower is better: median over events, bars: median absolute deviation "
-            "over events (how they differ, not an error)."
-        )
+        caption = "Cumulative bilevel local regret: median over events, bars: median absolute deviation over events."
         return [
             finish_figure(figure, "regret", caption, title),
             self._draw_scatter("gradient_norm", "gradient norm at t = T", "gradient_norms", title),

@@ -52,18 +52,13 @@ class Lines(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates(ReportData):
-    """Several algorithms on streams of several lengths and, for example, condition numbers.
-
-    Attributes:
-        streams: one row per run, with its exact regret after the last round; between ``rounds`` and ``regret`` the
-            setting of the stream that rates are fitted over.
-    """
+    """Exact regrets of several algorithms on streams of several lengths and, for example, condition numbers."""
 
     columns: ClassVar[dict[str, dict[str, Any]]] = {
         "streams": {"label": pl.String, "seed": pl.Int64, "rounds": pl.Int64, "regret": pl.Float64}
     }
 
-    streams: pl.DataFrame
+    streams: pl.DataFrame  # one row per run; between rounds and regret the setting that rates are fitted over
 
     def lines(self) -> Iterator[Lines]:
         """Yield regret(T)/T against T, and regret against κ, each where an algorithm has two points or more.
@@ -77,7 +72,7 @@ class Rates(ReportData):
             value = float(counts.sort(pl.col("n"), fixed, descending=[True, False])[fixed][0])
             lines = {}
             for label in self.labels:
-                table = self.streams.filter(pl.col(fixed) == value, pl.col("label") == label)
+                table = self.streams.filter(pl.col(fixed) == value, label=label)
                 wide = table.pivot(on=moving, index="seed", values="regret").sort("seed").drop("seed").drop_nulls()
                 points = sorted(wide.columns, key=float)
                 if len(points) > 1 and len(wide):
@@ -145,7 +140,7 @@ def _paired_table(lines: dict[str, tuple[np.ndarray, np.ndarray]]) -> Table:
     for label in others:
         x, y = lines[label]
         same = len(y) == len(mine) and x[-1] == longest
-        rows.append([label, *(compare_pairs(np.log10(mine), np.log10(y[:, -1])).cells(2) if same else ("", ""))])
+        rows.append([label, *(compare_pairs(np.log10(mine), np.log10(y[:, -1]), 2) if same else ("", ""))])
     caption = (
         f"Regret at T = {longest:g} of each against {first}, seed by seed: mean difference of log10 ± its standard "
         "error (+1 is ten times the regret); seeds in which it is larger and smaller; p of the two-sided sign test."

@@ -26,12 +26,10 @@ from obbo_lightning.experiments.report_data import (
     report_style,
     sorted_labels,
 )
-from obbo_lightning.experiments.runs import Run, find_finished_runs, flatten, label_runs
+from obbo_lightning.experiments.runs import Run, find_finished_runs, flatten, format_setting, label_runs
 from obbo_lightning.experiments.tune import read_search
 
-# Tables about the runs themselves, with their captions.
-RUN_TABLES = {"facts": "What the runs share.", "settings": "Settings in which algorithms differ; empty: it has none."}
-FACTS = ("experiment", "rounds", "seed", "regret_window", "evaluation.tasks")
+SETTINGS = "Settings that decide the results; empty where an algorithm has none."
 # On a screen figures follow the reader's theme; on paper they are always light.
 THEME = (
     f"<style>svg {{ color: {INK} }} "
@@ -59,11 +57,11 @@ def write_report(paths: list[Path], output: Path, title: str, reference: str | N
     found, runs, left_out = _read_data(paths)
     shown, search = [found.as_reported(reference)], read_search(paths)
     shown += [search] if search else []
-    about = describe_runs(shown[0].labels, runs) if runs else _read_run_tables(paths[0])
+    settings = [settings_table(runs)] if runs else _read_settings(paths[0])
     tables = [table for data in shown for table in data.tables()]
     with report_style():
         figures = [figure for data in shown for figure in data.figures(title)]
-    written = write_page(output, title, [*tables, *about], figures, left_out)
+    written = write_page(output, title, [*tables, *settings], figures, left_out)
     written += [path for data in shown for path in data.write(output)]
     return Report(output / "report.html", written, tables, left_out)
 
@@ -96,28 +94,19 @@ def _read_data(paths: list[Path]) -> tuple[ReportData, list[Run], list[str]]:
     return read_comparison(runs), runs, left_out
 
 
-def describe_runs(labels: Sequence[str], runs: Sequence[Run]) -> list[Table]:
-    """Return a table of what all runs share, and one of the algorithms' settings that differ, where there are any."""
-    flat = [dict(flatten(run.config)) for run in runs]
-    keys = list(dict.fromkeys(key for one in flat for key in one))
-    shared = {key: _distinct([flat[0].get(key)]) for key in keys if len({str(one.get(key)) for one in flat}) == 1}
-    facts = [("algorithms", "; ".join(labels)), ("runs", str(len(runs)))]
-    facts += [(key, _distinct(one.get(key) for one in flat)) for key in FACTS]
-    for section in ("data", "problem", "algorithm"):
-        inside = {key.partition(".")[2]: shared[key] for key in shared if key.startswith(f"{section}.")}
-        facts.append((section, ", ".join(f"{key} = {value}" for key, value in inside.items() if value)))
-    tables = [Table("facts", RUN_TABLES["facts"], ["name", "value"], [fact for fact in facts if fact[1]])]
-    differing = [key for key in keys if key.startswith("algorithm.") and key not in {*shared, "algorithm.name"}]
-    if differing:
-        by_label: dict[str, list[dict[str, Any]]] = {}
-        for run, one in zip(runs, flat, strict=True):
-            by_label.setdefault(run.label or short_name(one["algorithm.name"]), []).append(one)
-        rows = [
-            [label, *(_distinct(one.get(key) for one in by_label[label]) for key in differing)] for label in by_label
-        ]
-        columns = ["algorithm", *(key.partition(".")[2] for key in differing)]
-        tables.append(Table("settings", RUN_TABLES["settings"], columns, rows))
-    return tables
+def settings_table(runs: Sequence[Run]) -> Table:
+    """Return the settings of each algorithm, one row per configuration key."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        flat = dict(flatten(run.config))
+        found.setdefault(run.label or short_name(flat["algorithm.name"]), []).append(flat)
+    keys = dict.fromkeys(key for configs in found.values() for config in configs for key in config)
+    rows = [
+        [key, *(_distinct(config.get(key) for config in configs) for configs in found.values())]
+        for key in keys
+        if key.startswith(("data.", "problem.", "algorithm.", "rounds", "seed", "regret_window", "evaluation.tasks"))
+    ]
+    return Table("settings", SETTINGS, ["setting", *found], [row for row in rows if any(row[1:])])
 
 
 def _distinct(values: Iterable[Any]) -> str:
@@ -126,18 +115,17 @@ def _distinct(values: Iterable[Any]) -> str:
     >>> _distinct([0.5, 0.5]), _distinct([1, None, 2]), _distinct(["/home/me/data.npz"])
     ('0.5', '1, 2', 'data.npz')
     """
-    known = [value for value in values if value is not None]
-    known = [Path(value).name if isinstance(value, str) and "/" in value else value for value in known]
-    return ", ".join(dict.fromkeys(f"{value:g}" if isinstance(value, float) else str(value) for value in known))
+    known = (Path(value).name if isinstance(value, str) and "/" in value else value for value in values)
+    return ", ".join(dict.fromkeys(format_setting(value) for value in known if value is not None))
 
 
-def _read_run_tables(folder: Path) -> list[Table]:
-    """Return the tables of `describe_runs` from an earlier report."""
+def _read_settings(folder: Path) -> list[Table]:
+    """Return the settings of an earlier report, and its facts, which older reports have."""
     tables = []
-    for name, caption in RUN_TABLES.items():
-        if (folder / f"{name}.csv").is_file():
-            content = unescape_table(pl.read_csv(folder / f"{name}.csv", infer_schema=False)).fill_null("")
-            tables.append(Table(name, caption, content.columns, content.rows()))
+    for path in (folder / "facts.csv", folder / "settings.csv"):
+        if path.is_file():
+            content = unescape_table(pl.read_csv(path, infer_schema=False)).fill_null("")
+            tables.append(Table(path.stem, SETTINGS, content.columns, content.rows()))
     return tables
 
 
@@ -177,29 +165,19 @@ def write_ranks(paths: Sequence[Path], output: Path, title: str) -> Report:
     return Report(output / "report.html", write_page(output, title, [table], []), [table], [])
 
 
-def rank_methods(higher: bool, scores: dict[str, Score]) -> dict[str, tuple[int, bool]]:
-    """Return the rank of each method, and whether it is the first or the errors do not tell it from the first.
-
-    Equal scores share the better rank, what is not finite is last; ``higher`` is better or not.
-    """
-    cost = {m: (-s.mean if higher else s.mean) if math.isfinite(s.mean) else math.inf for m, s in scores.items()}
-    first = min(cost, key=cost.__getitem__)
-    best, ranked = scores[first], {}
-    for method, (mean, error) in scores.items():
-        near = method == first
-        if error is not None and best.error is not None:
-            near |= abs(mean - best.mean) < 2 * math.hypot(error, best.error)
-        ranked[method] = 1 + sum(other < cost[method] for other in cost.values()), near
-    return ranked
-
-
 def ranks_table(comparisons: dict[str, tuple[str, bool, dict[str, Score]]]) -> Table:
     """Return ranks from the `ReportData.scores` of each comparison."""
     ranks: dict[str, list[int]] = {}
     cells = {}
     for name, (_, higher, scores) in comparisons.items():
-        for method, (rank, near) in rank_methods(higher, scores).items():
-            mean, error = scores[method]
+        cost = {m: (-s.mean if higher else s.mean) if math.isfinite(s.mean) else math.inf for m, s in scores.items()}
+        first = min(cost, key=cost.__getitem__)
+        best = scores[first].error
+        for method, (mean, error) in scores.items():
+            near = method == first
+            if error is not None and best is not None:
+                near |= abs(mean - scores[first].mean) < 2 * math.hypot(error, best)
+            rank = 1 + sum(other < cost[method] for other in cost.values())
             shown = format_with_error(mean, error, 3) if math.isfinite(mean) else "not finite"
             cells[method, name] = f"{'• ' if near else ''}{shown} ({rank})"
             ranks.setdefault(method, []).append(rank)

@@ -15,7 +15,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from obbo_lightning.escaping import escape_cell, escape_mathtext, escape_table, escape_terminal, unescape_table
 
@@ -108,9 +108,7 @@ class ReportFigure(NamedTuple):
 
 
 def _set_ticks(axis: Axis) -> None:
-    """Set few and plain numbers on a logarithmic axis, whole ones where rounds are counted."""
-    if axis.get_label_text().startswith("round") and axis.get_scale() == "linear":
-        axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    """Set few and plain numbers on a logarithmic axis."""
     if axis.get_scale() == "log" and not isinstance(axis.get_major_locator(), FixedLocator):
         low, high = axis.get_view_interval()
         factor = high / low
@@ -138,10 +136,7 @@ def finish_figure(figure: Figure, name: str, caption: str, title: str) -> Report
 
 
 def line_style(labels: Sequence[str], label: str) -> dict[str, Any]:
-    """Return arguments of `Axes.plot`: an algorithm's colour and marker, and a line style for each variant of it.
-
-    Algorithms that are not in `ALGORITHMS` share a colour and a marker, and differ in their line styles.
-    """
+    """Return arguments of `Axes.plot`: an algorithm's colour and marker, and a line style for each variant of it."""
     known = {one: one.partition(",")[0] if one.partition(",")[0] in COLOURS else "" for one in labels}
     variants = [other for other in labels if known[other] == known[label]]
     return {
@@ -164,10 +159,7 @@ D = TypeVar("D", bound="ReportData")
 
 
 class ReportData(ABC):
-    """Base class of what a report shows: data frames, from which its tables and figures are made.
-
-    A subclass is a dataclass with the frames as fields. Each frame that has rows has a CSV file of its name.
-    """
+    """Base class of what a report shows: a dataclass of data frames, which have a CSV file each if they have rows."""
 
     columns: ClassVar[dict[str, dict[str, Any]]]  # of each frame, with their types
 

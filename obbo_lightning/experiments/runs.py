@@ -30,11 +30,6 @@ class Run(NamedTuple):
     stream: type[Stream]  # knows in what runs may differ and still be compared
     label: str = ""  # in tables and legends; runs that differ in their seed only share it
 
-    @property
-    def gradient_evaluations(self) -> pl.Series:
-        """Number of gradients and second-derivative products in each round."""
-        return self.metrics["gradients"] + self.metrics["products"]
-
 
 def find_finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Return the finished runs below ``paths`` that can be compared with most of the others, and why not the rest."""
@@ -154,7 +149,7 @@ def _label(one: dict[str, Any], flat: Sequence[dict[str, Any]], absent_differs: 
     words = [one["name"]]
     for key, value in one.items():
         if any(other.get(key) != value for other in same if absent_differs or key in other):
-            words.append(f"{key.removesuffix('.name')} = {f'{value:g}' if isinstance(value, float) else value}")
+            words.append(f"{key.removesuffix('.name')} = {format_setting(value)}")
     return ", ".join(words)
 
 
@@ -166,3 +161,8 @@ def flatten(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield from flatten(value, where)
         else:
             yield where, value
+
+
+def format_setting(value: Any) -> str:
+    """Return a value of a configuration as text; empty for None."""
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

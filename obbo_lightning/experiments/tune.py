@@ -1,8 +1,6 @@
 """`tune`: one Optuna study per method of a comparison, each with the same budget; then the comparison with the result.
 
-A trial is a run directory like any other: one that was stopped resumes, a finished one is only read. A search is
-deterministic, so the command that continues it makes its studies again from the trials that it finds. Trials are chosen
-in generations of a fixed size, so that the number of parallel runs decides nothing.
+A trial is a run like any other. The search is deterministic: its studies are made again from the trials on disk.
 """
 
 import json
@@ -34,7 +32,7 @@ from obbo_lightning.experiments.report_data import (
     new_figure,
     report_style,
 )
-from obbo_lightning.experiments.runs import STUDY, distinct_labels, flatten
+from obbo_lightning.experiments.runs import STUDY, distinct_labels, flatten, format_setting
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.runs.provenance import require_intact
 from obbo_lightning.runs.status import RunStatus
@@ -129,7 +127,11 @@ def in_range(value: Any, values: Any) -> bool:
 
 def format_range(values: Any) -> str:
     """Return the values of a list, or the ends of an interval, in words."""
-    return ", ".join(map(_format, values)) if isinstance(values, list) else f"{values['low']:g} to {values['high']:g}"
+    return (
+        ", ".join(map(format_setting, values))
+        if isinstance(values, list)
+        else f"{values['low']:g} to {values['high']:g}"
+    )
 
 
 class Method:
@@ -301,7 +303,7 @@ def tune(grid: Grid, config: TuneConfig, root: Path, launcher: Launcher, console
         write_search(methods, metric, folder, grid.name)
     runs = []
     for method in methods:
-        found = ", ".join(f"{key} {_format(value)}" for key, value in method.found.items())
+        found = ", ".join(f"{key} {format_setting(value)}" for key, value in method.found.items())
         console.print(f"{method.label}: {found}", soft_wrap=True, highlight=False)
         for run in method.runs:
             tuned = complete_config(overlay(run.config, nested(method.found)))
@@ -361,12 +363,7 @@ def describe_search(grid: Grid, config: TuneConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class SearchResults(ReportData):
-    """Results of a search.
-
-    Attributes:
-        trials: one row per trial, with a column for each setting; the result is the last one, empty if not finite.
-        search_space: one row per method and setting, as text.
-    """
+    """Results of a search."""
 
     columns: ClassVar[dict[str, dict[str, Any]]] = {
         "trials": {
@@ -378,8 +375,8 @@ class SearchResults(ReportData):
         "search_space": dict.fromkeys(SPACE, pl.String),
     }
 
-    trials: pl.DataFrame
-    search_space: pl.DataFrame
+    trials: pl.DataFrame  # one row per trial, with a column for each setting; its last result, null if not finite
+    search_space: pl.DataFrame  # one row per method and setting, as text
 
     def tables(self) -> list[Table]:
         """Return what was searched; the figure shows each trial."""
@@ -420,7 +417,7 @@ def write_search(methods: Sequence[Method], metric: Metric, folder: Path, title:
         counts = (str(len(states)), str(states.count("pruned")), str(states.count("not finite")))
         about = f"{method.config.evaluate_on} {metric.name} ({direction})", f"{method.budget} {method.unit}"
         for key, values in method.search.items():
-            chosen = (_format(one[key]) for one in (method.untuned, method.found))
+            chosen = (format_setting(one[key]) for one in (method.untuned, method.found))
             space.append((method.label, key, format_range(values), *chosen, *counts, *about))
     results = SearchResults(pl.DataFrame(trials, infer_schema_length=None), pl.DataFrame(space, SPACE, orient="row"))
     results.write(folder)
@@ -434,8 +431,3 @@ def read_search(paths: Sequence[Path]) -> SearchResults | None:
     """Return the search in the folder of a comparison, or in that of a report about it; None where there is none."""
     found = (SearchResults.read(folder) for path in paths for folder in (path / FOLDER, path))
     return next((one for one in found if one is not None), None)
-
-
-def _format(value: Any) -> str:
-    """Return a setting or a result; numbers that are not whole with the digits that matter."""
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)

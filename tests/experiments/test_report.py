@@ -16,7 +16,7 @@ import pytest
 
 from obbo_lightning import cli, plot_comparison
 from obbo_lightning.cli.report import terminal_table
-from obbo_lightning.experiments.report import describe_runs, rank_methods, ranks_table
+from obbo_lightning.experiments.report import ranks_table, settings_table
 from obbo_lightning.experiments.report_data import Score, Table, report_style
 from pages.market_event import draw
 
@@ -132,7 +132,7 @@ def test_a_report_is_made_again_from_its_csv_files(report, tmp_path):
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
     page = (tmp_path / "again" / "report.html").read_text()
     assert "<script>" not in page
-    for text in ("regret_window", "inner.name = gradient_descent", "geometry.rho", "higher is better"):
+    for text in ("regret_window", "algorithm.inner.name", "gradient_descent", "higher is better"):
         assert text in page
 
 
@@ -206,7 +206,7 @@ def test_a_market_report_has_its_figures_and_is_made_again(market, tmp_path):
     names = {p.name for p in (market / "out").iterdir()}
     figures = {"regret", "gradient_norms", "forecast_errors"}
     files = {f"{name}.{kind}" for name in figures for kind in ("png", "svg")}
-    files |= {f"{name}.{kind}" for name in ("table", "paired", "settings", "facts") for kind in ("md", "csv")}
+    files |= {f"{name}.{kind}" for name in ("table", "paired", "settings") for kind in ("md", "csv")}
     assert files | {"events.csv", "regret.csv", "report.html"} == names
     assert cli.main(["report", str(market / "out"), "--output", str(tmp_path)]) == 0
     assert {p.name for p in tmp_path.iterdir()} == names
@@ -229,17 +229,15 @@ def test_another_reference_is_compared_with_the_others(market, tmp_path):
     assert "obbo, window = 3" not in read_rows(tmp_path / "paired.csv")
 
 
-def test_what_runs_share_is_told_without_folders_and_what_differs_is_a_table(make_run):
-    runs = [make_run("obbo", seed, data={"path": "/home/me/data.npz"}) for seed in (0, 1)]
-    (table,) = describe_runs(["obbo"], runs)
-    facts = dict(table.rows)
-    assert facts["data"] == "name = quadratic, condition_number = 10, path = data.npz"
-    assert facts["algorithm"] == "name = obbo, lr = 0.1"
-    assert (facts["seed"], facts["rounds"], facts["runs"]) == ("0, 1", "4", "2")
-    adam = make_run("adam")
-    adam.config["algorithm"]["lr"] = 0.2
-    _, settings = describe_runs(["obbo", "adam"], [*runs, adam])
-    assert (settings.columns, settings.rows) == (["algorithm", "lr"], [["obbo", "0.1"], ["adam", "0.2"]])
+def test_settings_are_a_row_per_key_without_the_folders_of_a_machine(make_run):
+    runs = [make_run("obbo", seed, data={"path": "/home/me/data.npz"}) for seed in (0, 1)] + [make_run("adam")]
+    runs[-1].config["algorithm"]["clip"] = 3.0
+    table = settings_table(runs)
+    assert table.columns == ["setting", "obbo", "adam"]
+    rows = {key: cells for key, *cells in table.rows}
+    assert rows["data.path"] == ["data.npz", ""]
+    assert (rows["seed"], rows["rounds"]) == (["0, 1", "0"], ["4", "4"])
+    assert (rows["algorithm.lr"], rows["algorithm.clip"]) == (["0.1", "0.1"], ["", "3"])
 
 
 def test_a_table_that_is_too_wide_for_a_terminal_is_transposed():
@@ -253,18 +251,20 @@ def test_a_table_that_is_too_wide_for_a_terminal_is_transposed():
 
 def test_ranks_follow_the_direction_and_what_is_not_finite_is_last():
     scores = {"a": Score(0.5, 0.01), "b": Score(0.7, 0.02), "c": Score(math.nan, None), "d": Score(0.7, 0.02)}
-    for higher, expected in ((True, {"b": 1, "d": 1, "a": 3, "c": 4}), (False, {"a": 1, "b": 2, "d": 2, "c": 4})):
-        assert {method: rank for method, (rank, _) in rank_methods(higher, scores).items()} == expected
+    for higher, ranks in (
+        (True, {"b": "1", "d": "1", "a": "3", "c": "4"}),
+        (False, {"a": "1", "b": "2", "d": "2", "c": "4"}),
+    ):
+        rows = ranks_table({"x": ("", higher, scores)}).rows
+        assert {row[0]: row[1].rpartition("(")[2].strip(")") for row in rows} == ranks
+        assert ["c", "not finite (4)", "4.0"] in rows
 
 
 def test_those_within_two_standard_errors_of_the_difference_are_not_told_from_the_first():
     scores = {"first": Score(1.0, 0.3), "near": Score(1.99, 0.4), "far": Score(2.01, 0.4), "alone": Score(1.1, None)}
-    for changes, expected in (
-        ({}, {"first", "near"}),
-        ({"first": Score(1.0, None)}, {"first"}),
-    ):  # 2 √(0.3² + 0.4²) = 1
-        ranked = rank_methods(False, {**scores, **changes})
-        assert {method for method, (_, not_told_apart) in ranked.items() if not_told_apart} == expected
+    for changes, expected in (({}, {"first", "near"}), ({"first": Score(1.0, None)}, {"first"})):  # 2 √(0.3² + 0.4²)
+        table = ranks_table({"x": ("", False, {**scores, **changes})})
+        assert {row[0] for row in table.rows if row[1].startswith("• ")} == expected
 
 
 def test_methods_of_all_comparisons_come_first_in_the_order_of_their_mean_rank():
