@@ -12,8 +12,8 @@ from obbo_lightning import cli
 from obbo_lightning.escaping import escape_cell, escape_table, escape_terminal, unescape_cell, unescape_table
 from obbo_lightning.experiments.report import write_page
 from obbo_lightning.experiments.report_data import Table, finish_figure, line_style, new_figure, report_style
-from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.figures import draw_figures
+from obbo_lightning.runs.summary import PlainConsole
 from obbo_lightning.training.run import format_warnings
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3+cmd|x!A", "@SUM(A1)", "\tx", "\rx", "'=x", "-", "+A1"]

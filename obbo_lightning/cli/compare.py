@@ -7,7 +7,7 @@ from obbo_lightning.config.parse import find_config, read_dataclass, read_flags
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.launch import Launcher, LocalLauncher, SlurmLauncher, describe_plan, run_all
 from obbo_lightning.experiments.tune import TuneConfig, describe_search, tune
-from obbo_lightning.runs.console import PlainConsole
+from obbo_lightning.runs.summary import PlainConsole
 from obbo_lightning.training.run import format_warnings
 
 

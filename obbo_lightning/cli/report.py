@@ -8,7 +8,7 @@ from rich.table import Table
 
 from obbo_lightning.experiments.report import write_ranks, write_report
 from obbo_lightning.experiments.report_data import Table as ReportTable
-from obbo_lightning.runs.console import PlainConsole
+from obbo_lightning.runs.summary import PlainConsole
 
 
 def terminal_table(table: ReportTable, width: int) -> Table:

@@ -447,7 +447,7 @@ def test_after_a_signal_the_same_command_continues(finished, write, tmp_path):
     wait_for(lambda: rounds_done(tmp_path) > 3)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
-    assert "the same command continues" in process.said()
+    assert "the same command continues" in process.output()
     assert 0 < len(list((tmp_path / "runs").rglob("checkpoints/*.ckpt"))) < 6 * 4
     assert cli.main(command) == 0
     assert tables(tmp_path / "runs") == tables(finished / "runs")
