@@ -1,6 +1,6 @@
 """Escape untrusted strings (names of files, classes, tickers, labels) for terminals, matplotlib and spreadsheets.
 
-HTML pages and LaTeX tables are escaped where they are written: `experiments.report` and `experiments.report_data`.
+HTML pages are escaped where they are written: `experiments.report`.
 """
 
 import re
