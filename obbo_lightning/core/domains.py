@@ -1,9 +1,4 @@
-"""Feasible sets X of the outer variable, per lane (over the last axis).
-
->>> point = torch.tensor([[3.0, 4.0]])
->>> [domain.project(point).tolist() for domain in (Box(0.0, 3.5), L2Ball(1.0), Simplex(), Simplex(0.25))]
-[[[3.0, 3.5]], [[0.600..., 0.800...]], [[0.0, 1.0]], [[0.25, 0.75]]]
-"""
+"""Feasible sets X of the outer variable, per lane (over the last axis)."""
 
 import math
 from abc import ABC, abstractmethod
@@ -34,7 +29,11 @@ class Domain(Configurable, ABC):
 
 @dataclass(frozen=True)
 class RealSpace(Domain):
-    """X = R^d."""
+    """X = R^d.
+
+    >>> RealSpace().contains(torch.tensor([[5.0, torch.nan]]))
+    tensor([False])
+    """
 
     def project(self, outer: Tensor) -> Tensor:
         return outer
@@ -50,6 +49,9 @@ class Box(Domain):
     Args:
         lower: smallest value; may be infinite.
         upper: largest value; may be infinite.
+
+    >>> Box(0.0, 1.0).project(torch.tensor([[-1.0, 0.5, 3.0]]))
+    tensor([[0.0000, 0.5000, 1.0000]])
     """
 
     lower: float
@@ -75,7 +77,11 @@ class Box(Domain):
 
 
 class Nonnegative(Box):
-    """X = [0, ∞)^d."""
+    """X = [0, ∞)^d.
+
+    >>> Nonnegative().project(torch.tensor([[-1.0, 3.0]]))
+    tensor([[0., 3.]])
+    """
 
     def __init__(self) -> None:
         super().__init__(0.0, math.inf)
@@ -87,6 +93,9 @@ class L2Ball(Domain):
 
     Args:
         radius: of the ball, around zero.
+
+    >>> L2Ball(1.0).project(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000]])
     """
 
     radius: float
@@ -114,6 +123,9 @@ class Simplex(Domain):
 
     Args:
         floor: smallest weight; less than one over their number.
+
+    >>> Simplex().project(torch.tensor([[2.0, 0.0]])), Simplex(0.1).project(torch.tensor([[2.0, 0.0]]))
+    (tensor([[1., 0.]]), tensor([[0.9000, 0.1000]]))
     """
 
     floor: float = 0.0

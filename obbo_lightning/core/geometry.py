@@ -2,10 +2,6 @@
 
 A `Geometry` determines φ_t of every round from the directions it has seen; a `Distance` is one such φ, held fixed.
 A geometry that never changes is both.
-
->>> x, reference = torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, 1.0]])
->>> [round(geometry.divergence(x, reference).item(), 3) for geometry in (Euclidean(), NegativeEntropy(), Burg())]
-[0.5, 0.386, 0.307]
 """
 
 import math
@@ -99,6 +95,9 @@ class DiagonalQuadratic(Distance):
 
     Args:
         scale: positive numbers ``[lanes, d]``, or one for all.
+
+    >>> DiagonalQuadratic(torch.tensor([[1.0, 4.0]])).value(torch.ones(1, 2))
+    tensor([2.5000])
     """
 
     scale: Tensor | float
@@ -138,7 +137,11 @@ class DiagonalQuadratic(Distance):
 
 
 class Euclidean(FixedGeometry, DiagonalQuadratic):
-    """φ(λ) = ½ ‖λ‖², ρ = 1: the step is the proximal gradient step."""
+    """φ(λ) = ½ ‖λ‖², ρ = 1: the step is the proximal gradient step.
+
+    >>> Euclidean().divergence(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2))
+    tensor([12.5000])
+    """
 
     def __init__(self) -> None:
         super().__init__(scale=1.0)
@@ -155,6 +158,10 @@ class AdaptiveDiagonal(Geometry):
         rho: ρ, the strong convexity that remains where no gradient was ever seen. The theorems ask for
             α ≤ 3ρ/(4ℓ_F), which the default cannot give with any α that moves.
         bias_correction: use v_t / (1 − decay^t): the first step is α per coordinate, not α/√(1 − decay).
+
+    >>> geometry, outer = AdaptiveDiagonal(decay=0.75), torch.zeros(1, 2)
+    >>> geometry.distance(torch.tensor([[2.0, 8.0]]), geometry.initial_state(outer)).scale  # √(0.25 q²) + ρ
+    tensor([[1., 4.]])
     """
 
     decay: float = 0.9
@@ -201,6 +208,9 @@ class NegativeEntropy(Entropy):
 
     ρ is 1 on the simplex and 1/U on (0, U]^d. Coordinates are clamped at the smallest normal number, so none becomes
     zero for good, and at the largest, so none overflows.
+
+    >>> NegativeEntropy().inverse_mirror(NegativeEntropy().mirror(torch.tensor([[2.0]])))
+    tensor([[2.]])
     """
 
     def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
@@ -235,7 +245,11 @@ class NegativeEntropy(Entropy):
 
 @dataclass(frozen=True)
 class Burg(Entropy):
-    """φ(λ) = −Σ log λ_i, ρ = 1/U² on (0, U]^d."""
+    """φ(λ) = −Σ log λ_i, ρ = 1/U² on (0, U]^d.
+
+    >>> Burg().divergence(torch.tensor([[2.0]]), torch.tensor([[2.0]]))
+    tensor([0.])
+    """
 
     def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
         return _is_positive_box(domain) and math.isfinite(_upper(domain))

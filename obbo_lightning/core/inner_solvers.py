@@ -1,12 +1,4 @@
-"""Inner solvers: from ω⁰ to ω^K ≈ β̂_t(λ_t).
-
->>> from obbo_lightning.streams.quadratic import QuadraticTasks
->>> stream = QuadraticTasks()
->>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
->>> inner = GradientDescent(steps=200, lr=1.0)(oracle, torch.zeros(1, 8, dtype=torch.float64))
->>> torch.allclose(inner, ExactSolution()(oracle, None))
-True
-"""
+"""Inner solvers: from ω⁰ to ω^K ≈ β̂_t(λ_t)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -111,6 +103,13 @@ class GradientDescent(IterativeSolver):
         batch_size: s, number of fresh samples for every step (SOBBO); None for the whole task.
         precision: ``full``, or ``bf16`` for losses of inner steps in bfloat16 (autocast); ω itself and everything
             evaluated at ω^K stay in full precision.
+
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> inner = GradientDescent(steps=200, lr=1.0)(oracle, torch.zeros(1, 8, dtype=torch.float64))
+    >>> torch.allclose(inner, stream.problem.solution(oracle.outer, stream[0]))
+    True
     """
 
     steps: int = 20
@@ -168,7 +167,14 @@ class GradientDescent(IterativeSolver):
 
 @dataclass(frozen=True)
 class ExactSolution(InnerSolver):
-    """β̂_t(λ_t) from the problem's own closed form."""
+    """β̂_t(λ_t) from the problem's own closed form.
+
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> ExactSolution()(oracle, None).shape
+    torch.Size([1, 8])
+    """
 
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         self.require_compatible(oracle.problem)
@@ -216,6 +222,9 @@ class InnerSGD(StatefulSolver):
         lr: η.
         momentum: μ.
         batch_size: number of fresh observations for every step; None for the whole task.
+
+    >>> InnerSGD(20, 0.1, 0.9).momentum
+    0.9
     """
 
     steps: int = 20
@@ -250,6 +259,9 @@ class InnerAdam(StatefulSolver):
         beta2: b₂.
         epsilon: ε.
         batch_size: number of fresh observations for every step; None for the whole task.
+
+    >>> InnerAdam(20, 1e-3, 0.9, 0.99).beta2
+    0.99
     """
 
     steps: int = 20

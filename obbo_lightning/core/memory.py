@@ -22,6 +22,9 @@ class InnerState:
         inner: β_t ``[lanes, p]``; None where rounds do not start from the previous inner variable.
         linear_solution: solution of the linear system ``[lanes, p]``, for a warm-started estimator.
         solver_state: state of an inner solver, such as a momentum ``[lanes, …]``.
+
+    >>> InnerState(torch.tensor([[1.0], [2.0]])).lanes(slice(1, 2)).inner
+    tensor([[2.]])
     """
 
     inner: Tensor | None = None
@@ -99,7 +102,11 @@ class Memory(ABC):
 
 
 class NoMemory(Memory):
-    """q_t = d_t."""
+    """q_t = d_t.
+
+    >>> NoMemory().merge(torch.tensor([[[1.0]], [[3.0]]]))
+    tensor([[3.]])
+    """
 
     def merge(self, hypergradients: Tensor) -> Tensor:
         return hypergradients[-1]
@@ -195,6 +202,13 @@ class TaskWindow(Memory):
 
     Args:
         window: w.
+
+    >>> memory = TaskWindow(2)
+    >>> for number in range(3):
+    ...     recalled = memory.recall([TaskEntry({"x": torch.tensor(number)}, InnerState())])
+    ...     memory.keep(recalled)
+    >>> [int(entry.task["x"]) for entries in recalled for entry in entries]
+    [1, 2]
     """
 
     def __init__(self, window: int) -> None:

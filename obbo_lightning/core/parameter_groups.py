@@ -1,8 +1,4 @@
-"""Parameter groups of the outer variable, each with its own geometry, regularizer, domain and step size.
-
->>> [group.start().tolist() for group in (Real([0.5, -0.5]), Positive(0.1), OnSimplex(4), Interval(0.0, 0.5))]
-[[0.5, -0.5], [0.1], [0.25, 0.25, 0.25, 0.25], [0.25]]
-"""
+"""Parameter groups of the outer variable, each with its own geometry, regularizer, domain and step size."""
 
 import copy
 import math
@@ -116,6 +112,9 @@ class Real(ParameterGroup):
         start: first value, or a list of first values.
         size: how many numbers, where ``start`` is one for all.
         settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
+
+    >>> Real([0.5, -0.5]).start(), Real(size=3).size
+    (tensor([ 0.5000, -0.5000], dtype=torch.float64), 3)
     """
 
     def __init__(self, start: Start = 0.0, size: int | None = None, **settings: Any) -> None:
@@ -132,6 +131,9 @@ class Positive(ParameterGroup):
         upper: largest value; may be infinite.
         size: how many numbers, where ``start`` is one for all.
         settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
+
+    >>> Positive(0.1, upper=10.0).domain.upper
+    10.0
     """
 
     def __init__(self, start: Start = 1.0, upper: float = math.inf, size: int | None = None, **settings: Any) -> None:
@@ -149,6 +151,9 @@ class OnSimplex(ParameterGroup):
         start: first weights; equal ones where this is None.
         floor: smallest weight, less than 1/size; above 0, a weight that was small for long recovers quickly.
         settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
+
+    >>> OnSimplex(4).start()
+    tensor([0.2500, 0.2500, 0.2500, 0.2500], dtype=torch.float64)
     """
 
     def __init__(self, size: int, start: Start | None = None, floor: float = 0.0, **settings: Any) -> None:
@@ -167,6 +172,9 @@ class Interval(ParameterGroup):
         start: first value, or a list of first values; the middle where this is None.
         size: how many numbers, where ``start`` is one for all.
         settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
+
+    >>> Interval(0.0, 0.5).start()
+    tensor([0.2500], dtype=torch.float64)
     """
 
     def __init__(

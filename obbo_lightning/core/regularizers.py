@@ -1,9 +1,4 @@
-"""Nonsmooth term h(λ) = l1 ‖λ‖₁ + (l2/2) ‖λ‖² of the outer objective.
-
->>> import torch
->>> [h(torch.tensor([[3.0, -1.0]])).item() for h in (NoRegularizer(), L1(0.5), SquaredL2(0.5), ElasticNet(1.0, 2.0))]
-[0.0, 2.0, 2.5, 14.0]
-"""
+"""Nonsmooth term h(λ) = l1 ‖λ‖₁ + (l2/2) ‖λ‖² of the outer objective."""
 
 from dataclasses import dataclass
 
@@ -20,6 +15,10 @@ class ElasticNet(Configurable):
     Args:
         l1: weight of the absolute values.
         l2: weight of the squares.
+
+    >>> import torch
+    >>> ElasticNet(l1=1.0, l2=2.0)(torch.tensor([[3.0, -1.0]]))
+    tensor([14.])
     """
 
     l1: float = 0.0
@@ -34,7 +33,12 @@ class ElasticNet(Configurable):
 
 
 class NoRegularizer(ElasticNet):
-    """h = 0."""
+    """h = 0.
+
+    >>> import torch
+    >>> NoRegularizer()(torch.ones(1, 3))
+    tensor([0.])
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,6 +49,10 @@ class L1(ElasticNet):
 
     Args:
         weight: of the absolute values.
+
+    >>> import torch
+    >>> L1(0.5)(torch.tensor([[3.0, -1.0]]))
+    tensor([2.])
     """
 
     def __init__(self, weight: float) -> None:
@@ -56,6 +64,10 @@ class SquaredL2(ElasticNet):
 
     Args:
         weight: of the squares.
+
+    >>> import torch
+    >>> SquaredL2(0.5)(torch.tensor([[3.0, -1.0]]))
+    tensor([2.5000])
     """
 
     def __init__(self, weight: float) -> None:
