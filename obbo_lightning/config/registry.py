@@ -135,7 +135,7 @@ KINDS = {
             "quadratic": "streams.quadratic.QuadraticStream",
             "follow": "streams.arriving.FollowStream",
             "sources": "streams.labelled.sources.SourcesStream",
-            "forgetting": "streams.tabular.forgetting.ForgettingStream",
+            "forgetting": "streams.tabular.ForgettingStream",
             "imbalance": "streams.labelled.imbalance.ImbalanceStream",
             "regularization": "streams.labelled.regularization.RegularizationStream",
         },

@@ -27,8 +27,7 @@ from obbo_lightning.streams.readers import (
     read_images,
     require_file,
 )
-from obbo_lightning.streams.tabular.forgetting import ForgettingStream
-from obbo_lightning.streams.tabular.rows import read_queries
+from obbo_lightning.streams.tabular import ForgettingStream, read_queries
 
 SHOWN = 20  # queries in the figure
 

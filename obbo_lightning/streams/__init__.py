@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "labelled.sources": ["SourcesStream"],
         "labelled.imbalance": ["ImbalanceStream"],
         "labelled.regularization": ["RegularizationStream"],
-        "tabular.forgetting": ["ForgettingStream"],
+        "tabular": ["ForgettingStream"],
         "market.stream": ["MarketStream"],
         "arriving": ["FollowStream"],
         "quadratic": ["QuadraticStream", "QuadraticTasks"],

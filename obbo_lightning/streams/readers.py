@@ -124,7 +124,7 @@ def read_examples(
     is_csv = path.suffix.lower() == ".csv"
     table = read_table(path, is_csv, schema_overrides={label: pl.String}, infer_schema_length=None)
     if require_labels and label not in table.columns:
-        raise ValueError(f"data.label must be a column of {path}, which are {_listed(table.columns)}, got {label!r}")
+        raise ValueError(f"data.label must be a column of {path}, which are {listed(table.columns)}, got {label!r}")
     return _table_examples(path, table, label, columns)
 
 
@@ -140,7 +140,7 @@ def _table_examples(path: Path, table: pl.DataFrame, label: str, columns: Sequen
         raise ValueError(f"{path} must have rows, and columns besides {label!r}, got {list(table.shape)}")
     text = [c for c in features.columns if not (features.schema[c].is_numeric() or features.schema[c] == pl.Boolean)]
     if text:
-        raise ValueError(f"{path}: columns besides {label!r} must be numbers, got {_listed(text)}")
+        raise ValueError(f"{path}: columns besides {label!r} must be numbers, got {listed(text)}")
     if labelled and not (
         table.schema[label].is_integer() or table.schema[label] in (pl.String, pl.Categorical, pl.Enum)
     ):
@@ -259,5 +259,6 @@ def resize_square(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box)).reshape(size, size, channels)
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first names of a list for a message."""
     return ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")

@@ -14,7 +14,7 @@ from obbo_lightning.streams.arriving import PARSERS
 from obbo_lightning.streams.labelled.stream import LabelledExamples
 from obbo_lightning.streams.market.prices import read_events, read_prices
 from obbo_lightning.streams.readers import read_examples, read_images, read_npz
-from obbo_lightning.streams.tabular.rows import read_rows
+from obbo_lightning.streams.tabular import read_rows
 
 WORDS = (b"nan", b"inf", b"-", b'"', b",", b"\n", b"\x00", b"\xff", b"1e999", b"=1+1", b"", b"9" * 400, b"2026-13-01")
 
