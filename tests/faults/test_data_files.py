@@ -57,9 +57,9 @@ READ = {
     "examples.npz": lambda path: read_examples(path, "label", "data.path", None),
     "images.npz": read_images,
     "labelled.npz": lambda path: LabelledExamples.read(str(path), "labels"),
-    "prices.csv": lambda path: read_prices(path, None),
-    "prices.parquet": lambda path: read_prices(path, None),
-    "events.csv": lambda path: read_events(path, None),
+    "prices.csv": read_prices,
+    "prices.parquet": read_prices,
+    "events.csv": read_events,
     "rows.csv": lambda path: read_rows(path, "label", ["close"], "auto"),
     **{f"task{suffix}": lambda path: PARSERS[path.suffix](path.read_bytes()) for suffix in PARSERS},
 }

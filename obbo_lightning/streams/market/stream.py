@@ -16,12 +16,11 @@ from obbo_lightning.streams.fingerprints import digest_arrays
 from obbo_lightning.streams.market.prices import (
     BadEvent,
     detect_events,
-    find_bar,
     format_time,
+    prices_around,
     read_events,
     read_prices,
     same_clock,
-    series_of,
     simulate_market,
 )
 from obbo_lightning.streams.stream import Metric, Stream, TaskSequence
@@ -30,18 +29,10 @@ SIMULATED_EVENTS = 40
 
 
 class RollingSubsets(TaskSequence):
-    """Task t: observations [t, t + n) of every lane, a view, standardised by its n training observations.
-
-    Args:
-        values: ``[observations, lanes]``.
-        training: which observations of a subset are for training ``[n]``.
-        rounds: number of subsets.
-    """
+    """Task t: the observations [t, t + n) of every lane, a view, standardised by those that are for training."""
 
     def __init__(self, values: Tensor, training: Tensor, rounds: int) -> None:
-        self.values = values
-        self.training = training
-        self.length = rounds
+        self.values, self.training, self.length = values, training, rounds
 
     def task(self, t: int) -> Task:
         return spline_task(self.values[t : t + len(self.training)].T, training=self.training, standardise=True)
@@ -54,8 +45,7 @@ class MarketStream(Stream):
     last round the last ``subset`` of them are fitted and the next ``horizon`` ones forecast.
 
     Args:
-        prices: parquet or CSV file with columns ticker, timestamp, close, or a folder of them; without a ticker column
-            the ticker is the file's name; None simulates prices.
+        prices: parquet or CSV file with columns ticker, timestamp, close; None simulates prices.
         events: parquet or CSV file with columns ticker, timestamp; ``auto`` detects jumps in the prices.
         subset: observations per round.
         subsets: number of rounds up to the event.
@@ -71,8 +61,6 @@ class MarketStream(Stream):
         gap: for ``auto``: least number of bars between two events of a ticker.
         beyond: number of further rounds, on the bars after the event; the forecast is of the bars after those.
         seed: of the random validation and of simulated prices.
-        columns: names of ticker, timestamp and close in the files, ``timestamp=Date,close=Close`` or a mapping; Date,
-            Datetime, Time, Symbol and Close, in any case, are found without it.
     """
 
     metric = Metric("mse", higher_is_better=False)
@@ -99,7 +87,6 @@ class MarketStream(Stream):
         gap: int = 130,
         beyond: int = 0,
         seed: int = 0,
-        columns: dict[str, str] | str | None = None,
     ) -> None:
         counts = {"subset": (subset, 4), "subsets": (subsets, 1), "horizon": (horizon, 0), "beyond": (beyond, 0)}
         for name, (value, least) in {**counts, "lookback": (lookback, 2), "gap": (gap, 1)}.items():
@@ -116,18 +103,17 @@ class MarketStream(Stream):
                 raise ValueError(f"data.events needs data.prices, got {events!r} without any")
             table, found = simulate_market(SIMULATED_EVENTS, before, after, seed)
         else:
-            table = read_prices(Path(prices).expanduser(), columns)
+            table = read_prices(Path(prices).expanduser())
             if events == "auto":
                 found = detect_events(table, threshold, lookback, gap, before, after)
             else:
-                found = read_events(Path(events).expanduser(), columns)
+                found = read_events(Path(events).expanduser())
             table, found = same_clock(table, found)
-        source = prices or "simulated prices"
+        source = (prices or "simulated prices") if events == "auto" else events
         if found.is_empty():
             raise ValueError(f"data.events 'auto' found no jump of {threshold} deviations in {source}")
         _require_capacity(len(found), before + after)
-        sources = source, source if events == "auto" else events
-        raw, self.lanes, self.skipped = _cut_events(table, found, sources, before, after, on_bad_event)
+        raw, self.lanes, self.skipped = _cut_events(table, found, source, before, after, on_bad_event)
         values = torch.from_numpy(np.log(raw) if transform == "log" else raw)
         self._before = before
         self.train = RollingSubsets(values, training, subsets + beyond)
@@ -186,24 +172,24 @@ def training_mask(subset: int, validation: str, stride: int, offset: int, seed: 
 
 
 def _cut_events(
-    prices: pl.DataFrame, events: pl.DataFrame, sources: tuple[str, str], before: int, after: int, on_bad_event: str
+    prices: pl.DataFrame, events: pl.DataFrame, source: str, before: int, after: int, on_bad_event: str
 ) -> tuple[np.ndarray, pl.DataFrame, list[BadEvent]]:
     """Return prices ``[before + after, events]``, the events, and the events that were skipped."""
-    series = series_of(prices, events["ticker"].unique().to_list(), sources[0])
+    wanted = prices.filter(pl.col("ticker").is_in(events["ticker"].unique().to_list()))
+    bars = wanted.partition_by("ticker", as_dict=True)
     columns, kept, bad = [], [], []
     seen: dict[tuple[str, np.datetime64], int] = {}
     times = events["timestamp"].to_numpy()
     for i, (row, ticker) in enumerate(events.select("row", "ticker").iter_rows()):
-        found = find_bar(series.get(ticker), times[i], before, after)
-        if (ticker, times[i]) in seen:
+        found = prices_around(bars.get((ticker,)), times[i], before, after)
+        if seen.setdefault((ticker, times[i]), row) != row:
             found = f"must occur once, and is in row {seen[ticker, times[i]]} too"
-        seen.setdefault((ticker, times[i]), row)
         if isinstance(found, str):
-            bad.append(BadEvent(sources[1], row, ticker, format_time(times[i]), found))
+            bad.append(BadEvent(source, row, ticker, format_time(times[i]), found))
             if on_bad_event == "raise":
                 raise ValueError(f"{bad[-1]} (--data.on_bad_event skip leaves it out)")
         else:
-            columns.append(series[ticker].prices[found + 1 - before : found + 1 + after])
+            columns.append(found)
             kept.append(i)
     if not kept:
         raise ValueError(f"data.events must leave at least one event that can be used; {bad[0]}")

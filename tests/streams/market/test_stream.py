@@ -163,14 +163,17 @@ def of_files(files, *flags):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (spoil("close", float("nan")), "ticker SIM000, row 26: a price must be a positive number, got nan"),
-        (spoil("close", -3.0), "ticker SIM000, row 26: a price must be a positive number, got -3.0"),
-        (spoil("close", 0.0, 100), "ticker SIM001, row 101: a price must be a positive number, got 0.0"),
-        (lambda t: t[[*range(26), 25, *range(26, len(t))]], "row 27: timestamps must occur once"),
-        (lambda t: t[[*range(24), 25, 24, *range(26, len(t))]], "row 26: timestamps must increase"),
+        (spoil("close", float("nan")), "row 26 of the prices: a price must be a positive number, got nan"),
+        (spoil("close", -3.0), "row 26 of the prices: a price must be a positive number, got -3.0"),
+        (spoil("close", 0.0, 100), "row 101 of the prices: a price must be a positive number, got 0.0"),
+        (lambda t: t[[*range(26), 25, *range(26, len(t))]], "row 27 of the prices: timestamps must increase"),
+        (lambda t: t[[*range(24), 25, 24, *range(26, len(t))]], "row 26 of the prices: timestamps must increase"),
         (lambda t: t.filter(pl.col("ticker") != "SIM001"), "event SIM001 2021-01-06 20:30:00: the ticker must be in"),
-        (lambda t: t[20:], "event SIM000 2021-01-06 20:30:00: must have 50 prices up to it, and has 40"),
-        (lambda t: pl.concat([t[:65], t[80:]]), "event SIM000 2021-01-06 20:30:00: must have 10 prices after it, and"),
+        (
+            lambda t: t[20:],
+            "event SIM000 2021-01-06 20:30:00: must have 50 prices up to it and 10 after it, and has 40 and",
+        ),
+        (lambda t: pl.concat([t[:65], t[80:]]), "must have 50 prices up to it and 10 after it, and has 60 and 5"),
         (lambda t: pl.concat([t[:40], t[80:]]), "must lie in the prices, 2021-01-04 09:30:00 to 2021-01-06 00:30:00"),
     ],
 )
@@ -197,7 +200,7 @@ def test_bad_events_are_named_with_their_file_and_row(files):
     assert [(bad.row, bad.ticker[-1]) for bad in stream.skipped] == [(2, "1"), (3, "0"), (4, "1"), (5, "0"), (6, "1")]
     repeated = {bad.reason for bad in stream.skipped if bad.ticker == "SIM000"}
     assert repeated == {"must occur once, and is in row 1 too"}
-    with pytest.raises(ValueError, match=r"^\S+prices.parquet, row \d+, event SIM001 .* must occur once"):
+    with pytest.raises(ValueError, match=r"^\S+prices.parquet, row \d+, event SIM001 .* timestamps must increase"):
         MarketStream(str(files[0]), **SMALL, lookback=20, threshold=5.0)
     with pytest.raises(ValueError, match=r"data.events 'auto' found no jump of 900.0 deviations in \S+prices.parquet"):
         MarketStream(str(files[0]), **SMALL, lookback=20, threshold=900.0)
@@ -206,18 +209,27 @@ def test_bad_events_are_named_with_their_file_and_row(files):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p, e: p.unlink(), "or a folder of them, that exists, got"),
+        (lambda p, e: p.unlink(), "data.prices must be a parquet or CSV file that exists, got"),
         (lambda p, e: p.write_text("no parquet"), "prices.parquet cannot be read as parquet"),
-        (lambda p, e: pl.read_parquet(p).drop("close").write_parquet(p), "without close"),
-        (lambda p, e: pl.read_parquet(p)[:0].write_parquet(p), "prices.parquet must have rows, and is empty"),
+        (
+            lambda p, e: pl.read_parquet(p).drop("close").write_parquet(p),
+            "must have rows, and the columns ticker, timestamp, close, got",
+        ),
+        (lambda p, e: pl.read_parquet(p)[:0].write_parquet(p), "prices.parquet must have rows, and the columns"),
         (lambda p, e: pl.read_parquet(p).cast({"close": pl.Boolean}).write_parquet(p), "close must be numbers"),
         (lambda p, e: e.write_text(""), "events.csv cannot be read as CSV"),
-        (lambda p, e: e.write_text("ticker,timestamp\n"), "events.csv must have rows, and is empty"),
-        (lambda p, e: e.write_text("ticker,when\nA,2021-01-01\n"), "without timestamp"),
+        (
+            lambda p, e: e.write_text("ticker,timestamp\n"),
+            "events.csv must have rows, and the columns ticker, timestamp, got 0 rows",
+        ),
+        (lambda p, e: e.write_text("ticker,when\nA,2021-01-01\n"), "got 1 rows of ticker, when"),
         (lambda p, e: e.write_text("ticker,timestamp\nSIM000,soon\n"), "row 1: timestamp must have a value like"),
         (lambda p, e: e.write_text("ticker,timestamp\nSIM000,7\n"), "row 1: timestamp must have a value like"),
         (lambda p, e: e.write_text("ticker,timestamp\nSIM000,11:00\n"), "row 1: timestamp must have a value like"),
-        (lambda p, e: pl.read_parquet(p).cast({"timestamp": pl.Int64}).write_parquet(p), "must be dates and times"),
+        (
+            lambda p, e: pl.read_parquet(p).cast({"timestamp": pl.Int64}).write_parquet(p),
+            "row 1: timestamp must have a value like",
+        ),
         (lambda p, e: e.write_text("ticker,timestamp\nNONE,2021-01-06 20:30:00\n"), "the ticker must be in the prices"),
     ],
 )
@@ -325,7 +337,7 @@ def test_skipped_events_are_listed_in_the_run_directory(files, fit):
         run = fit(*of_files(files, "--data.on_bad_event", "skip"))
     (row,) = read_rows(run / "skipped.csv")
     assert (row["ticker"], row["row"]) == ("SIM000", "1")
-    assert "row 26: a price must be a positive number" in row["reason"]
+    assert "row 26 of the prices: a price must be a positive number" in row["reason"]
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["events"], summary["events_skipped"]) == (2, 1)
 
