@@ -13,21 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.validation import positive
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.streams.few_shot.stream import NETWORK_ARGUMENTS, network_arguments
-from obbo_lightning.streams.readers import Arrays, load_npz, read_parquet
+from obbo_lightning.streams.readers import Arrays, read_npz
 from obbo_lightning.streams.stream import Metric, Stream
 
 POLL = 0.1  # seconds between two attempts to read
-UNFINISHED = (".part", ".tmp")
-CHUNK = 1 << 16
 FEW_SHOT = {"support": "support_labels", "query": "query_labels"}
 Arrival = tuple[str, Arrays]  # where a task was found, and its arrays
 
@@ -36,48 +32,24 @@ class DamagedTaskError(ValueError):
     """A task that cannot be used; the message names its file or line, and the rule that it breaks."""
 
 
-class IncompleteTaskError(ValueError):
-    """Bytes that are not a complete task, or not yet."""
-
-
 def parse_npz(content: bytes) -> Arrays:
-    """Return the arrays of an npz file."""
-    try:
-        return load_npz(io.BytesIO(content))[0]
-    except ValueError as error:
-        raise IncompleteTaskError(str(error)) from None
+    """Return the arrays of an npz file; raise a ValueError if it is not complete, or not yet."""
+    return read_npz(io.BytesIO(content), optional=None)
 
 
 def parse_json(content: bytes) -> Arrays:
-    """Return the arrays of a JSON object whose values are numbers and nested lists of numbers."""
+    """Return the arrays of a JSON object of nested lists; raise a ValueError if it is not complete, or not yet."""
     try:
         found = json.loads(content)
     except ValueError as error:
-        raise IncompleteTaskError(f"cannot be read as JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DamagedTaskError(f"must be an object of arrays by name, got {type(found).__name__}")
-    return {name: _array(name, value) for name, value in found.items()}
-
-
-def parse_parquet(content: bytes) -> Arrays:
-    """Return one array per column of a parquet table; a table of one row holds its arrays as lists."""
+        raise ValueError(f"cannot be read as JSON: {error}") from None
     try:
-        table = read_parquet(io.BytesIO(content))
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise IncompleteTaskError(f"cannot be read as parquet: {str(error).splitlines()[0]}") from None
-    columns = {column.name: column.to_list() for column in table}
-    lists = len(table) == 1 and all(isinstance(value[0], list) for value in columns.values())
-    return {name: _array(name, value[0] if lists else value) for name, value in columns.items()}
+        return {name: np.array(value) for name, value in found.items()}
+    except (AttributeError, ValueError):  # of lists of different lengths
+        raise DamagedTaskError("must be an object of arrays by name") from None
 
 
-def _array(name: str, value: Any) -> NDArray[Any]:
-    try:
-        return np.array(value)
-    except ValueError:
-        raise DamagedTaskError(f"{name!r} must be an array, and its lists have different lengths") from None
-
-
-PARSERS: dict[str, Callable[[bytes], Arrays]] = {".npz": parse_npz, ".parquet": parse_parquet, ".json": parse_json}
+PARSERS: dict[str, Callable[[bytes], Arrays]] = {".npz": parse_npz, ".json": parse_json}
 
 
 class Arrivals(ABC):
@@ -103,15 +75,14 @@ class Arrivals(ABC):
 
 
 class TaskFolder(Arrivals):
-    """Folder with one file per task (npz, parquet, json), read in the order of their names.
+    """Folder with one file per task (npz, json), read in the order of their names; other and hidden files are ignored.
 
-    Names that begin with a dot or end in ``.part`` or ``.tmp`` are ignored. A file that cannot be read to its end is
-    waited for while it is the newest one or still grows.
+    A file that cannot be read to its end is waited for while it is the newest one or still grows.
     """
 
     def __init__(self, path: Path, position: str = "") -> None:
         self.path, self.position = path, position
-        self._listed: set[str] | None = None
+        self._listed: list[str] | None = None
         self._next: deque[str] = deque()
         self._incomplete: tuple[str, int, int] | None = None
 
@@ -128,36 +99,29 @@ class TaskFolder(Arrivals):
             self._next.clear()
             self._incomplete = self.fault = None
             return None
-        except IncompleteTaskError as fault:
+        except DamagedTaskError as damage:
+            raise DamagedTaskError(f"{file}: {damage}") from None
+        except ValueError as fault:
             now, known = (file.name, size, changed), self._incomplete
             self._incomplete, self.fault = now, f"{file} {fault}"
             if now == known and len(self._next) > 1:
                 raise DamagedTaskError(self.fault) from None
             self._next.clear()  # list again which file is the newest
             return None
-        except DamagedTaskError as damage:
-            raise DamagedTaskError(f"{file}: {damage}") from None
         self.position, self._incomplete, self.fault = self._next.popleft(), None, None
         return str(file), arrays
 
     def _list_files(self) -> None:
-        names = sorted(name for name in os.listdir(self.path) if is_task_file(name))
-        for name in names if self._listed is not None else ():
-            if name <= self.position and name not in (self._listed or ()):
-                raise DamagedTaskError(
-                    f"{self.path / name} must arrive before {self.position}, which was read, and arrived after it"
-                )
-        self._listed = set(names)
+        files = [file for file in self.path.iterdir() if file.suffix.lower() in PARSERS and file.name[0] != "."]
+        names = sorted(file.name for file in files)
+        known = names if self._listed is None else self._listed
+        late = [name for name in names if name <= self.position and name not in known]
+        if late:
+            raise DamagedTaskError(
+                f"{self.path / late[0]} must arrive before {self.position}, which was read, and arrived after it"
+            )
+        self._listed = names
         self._next = deque(name for name in names if name > self.position)
-
-
-def is_task_file(name: str) -> bool:
-    """Return whether a file of this name holds a task.
-
-    >>> [is_task_file(name) for name in ("0001.npz", ".0002.npz", "0003.npz.part", "notes.txt")]
-    [True, False, False, False]
-    """
-    return not name.startswith(".") and not name.endswith(UNFINISHED) and Path(name).suffix.lower() in PARSERS
 
 
 class TaskLines(Arrivals):
@@ -194,7 +158,7 @@ class StandardInput(Arrivals):
         while b"\n" not in self._buffer:
             if not select.select([sys.stdin], [], [], 0)[0]:
                 return None
-            more = os.read(sys.stdin.fileno(), CHUNK)
+            more = os.read(sys.stdin.fileno(), 1 << 16)
             if not more:
                 self.ended = True
                 return None
@@ -214,26 +178,17 @@ class StandardInput(Arrivals):
 def _parse_line(where: str, line: bytes) -> Arrival:
     try:
         return where, parse_json(line)
-    except (IncompleteTaskError, DamagedTaskError) as damage:
+    except ValueError as damage:
         raise DamagedTaskError(f"{where}: {damage}") from None
 
 
 class ArrivingTasks:
-    """Tasks from a place where they arrive: an iterable whose iterator waits for them.
-
-    Args:
-        path: a folder, a file of JSON lines, or ``-`` for standard input.
-        timeout: seconds to wait for a task before the stream ends; None waits forever.
-
-    Attributes:
-        few_shot: whether tasks must be those of a few-shot problem.
-        dtype: of floating-point tensors.
-    """
+    """Tasks from a place where they arrive: an iterable whose iterator waits for them; see `FollowStream`."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
         self.path, self.timeout = path, timeout
-        self.few_shot = False
-        self.dtype = torch.float32
+        self.few_shot = False  # whether tasks must be those of a few-shot problem
+        self.dtype = torch.float32  # of floating-point tensors
         self._standard_input = StandardInput() if path == "-" else None
 
     def __iter__(self) -> "ArrivingTaskIterator":
@@ -285,7 +240,7 @@ class ArrivingTaskIterator(Iterator[Task]):
     def __init__(self, tasks: ArrivingTasks, arrivals: Arrivals) -> None:
         self.tasks, self.arrivals = tasks, arrivals
         self._count = 0
-        self._form: dict[str, list[Any]] = {}  # dtype and shape of each tensor of the first task
+        self._form: dict[str, str] = {}  # dtype and shape of each tensor of the first task
 
     def __next__(self) -> Task:
         found = self.tasks.wait(self.arrivals)
@@ -295,12 +250,8 @@ class ArrivingTaskIterator(Iterator[Task]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the form of tasks, in plain values."""
-        return {
-            "path": self.tasks.path,
-            "position": self.arrivals.position,
-            "count": self._count,
-            "form": dict(self._form),
-        }
+        position = self.arrivals.position
+        return {"path": self.tasks.path, "position": position, "count": self._count, "form": dict(self._form)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position; with another path, after as many tasks."""
@@ -322,9 +273,12 @@ class ArrivingTaskIterator(Iterator[Task]):
             task = _to_tensors(arrays, self.tasks.few_shot, self.tasks.dtype)
             if self.tasks.few_shot:
                 _require_few_shot(task)
-            form = {name: [str(values.dtype), list(values.shape)] for name, values in task.items()}
+            form = {name: _form_of(values) for name, values in task.items()}
             self._form = self._form or form
-            _require_form(form, self._form)
+            for name in self._form | form:
+                wanted, got = (known.get(name, "missing") for known in (self._form, form))
+                if wanted != got:
+                    raise DamagedTaskError(f"{name!r} must be {wanted} as in the first task, got {got}")
         except DamagedTaskError as damage:
             raise DamagedTaskError(f"{where}: {damage}") from None
         self._count += 1
@@ -338,8 +292,8 @@ class FollowStream(Stream):
     input, or when no task has arrived for ``timeout`` seconds; `resume` continues it.
 
     Args:
-        path: a folder with one file per task (npz, parquet, json; in the order of their names), a file of JSON lines
-            with one task per line, or ``-``, JSON lines from standard input.
+        path: a folder with one file per task (npz, json; in the order of their names), a file of JSON lines with one
+            task per line, or ``-``, JSON lines from standard input.
         timeout: seconds to wait for the next task; None waits forever.
     """
 
@@ -347,7 +301,8 @@ class FollowStream(Stream):
     train: ArrivingTasks
 
     def __init__(self, path: str, timeout: float | None = None) -> None:
-        if path != "-" and not _can_be_followed(Path(path).expanduser()):
+        file = Path(path).expanduser()
+        if path != "-" and not file.is_dir() and (not file.is_file() or file.suffix.lower() == ".npz"):
             raise ValueError(f"data.path must be a folder, a file of JSON lines, or -, and exist, got {path!r}")
         if timeout is not None:
             positive("data.timeout", timeout)
@@ -375,8 +330,8 @@ class FollowStream(Stream):
         return outer
 
 
-def _can_be_followed(path: Path) -> bool:
-    return path.is_dir() or (path.is_file() and path.suffix.lower() not in (".npz", ".parquet"))
+def _form_of(values: Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
 
 
 def _to_tensors(arrays: Arrays, few_shot: bool, dtype: torch.dtype) -> Task:
@@ -384,37 +339,23 @@ def _to_tensors(arrays: Arrays, few_shot: bool, dtype: torch.dtype) -> Task:
         raise DamagedTaskError("must hold arrays, and has none")
     task = {}
     for name, array in arrays.items():
-        if array.dtype.kind not in "biuf":
-            raise DamagedTaskError(f"{name!r} must be numbers, got {array.dtype}")
-        if not np.isfinite(array).all():
-            raise DamagedTaskError(f"{name!r} must be finite, and has NaN or infinity")
+        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+            raise DamagedTaskError(f"{name!r} must be finite numbers, got {array.dtype} values that are not")
         floating = array.dtype.kind == "f" or (few_shot and name in FEW_SHOT)
         kind = dtype if floating else torch.bool if array.dtype.kind == "b" else torch.int64
         task[name] = torch.from_numpy(array.astype(np.float64 if floating else array.dtype)).to(kind)
     return task
 
 
-def _require_form(form: dict[str, list[Any]], first: dict[str, list[Any]]) -> None:
-    if form.keys() != first.keys():
-        raise DamagedTaskError(f"must have the arrays {', '.join(first)} of the first task, got {', '.join(form)}")
-    for name in form:
-        if form[name] != first[name]:
-            wanted, got = (f"{kind.removeprefix('torch.')} {shape}" for kind, shape in (first[name], form[name]))
-            raise DamagedTaskError(f"{name!r} must be {wanted} as in the first task, got {got}")
-
-
 def _require_few_shot(task: Task) -> None:
-    missing = [name for pair in FEW_SHOT.items() for name in pair if name not in task]
-    if missing:
-        raise DamagedTaskError(
-            f"must have support, support_labels, query and query_labels, and has no {', '.join(missing)}"
-        )
     for name, labels in FEW_SHOT.items():
-        examples, classes = task[name], task[labels]
-        if classes.dtype != torch.int64 or classes.shape != examples.shape[:1] or not len(classes):
+        if name not in task or labels not in task:
+            raise DamagedTaskError(f"must have support, support_labels, query and query_labels, got {', '.join(task)}")
+        count = task[name].shape[:1]
+        if task[labels].dtype != torch.int64 or task[labels].shape != count or not count.numel():
             raise DamagedTaskError(
-                f"{labels!r} must be one integer for each of the {name} examples {list(examples.shape)}, "
-                f"got {str(classes.dtype).removeprefix('torch.')} {list(classes.shape)}"
+                f"{labels!r} must be one integer for each of the {name} examples {list(task[name].shape)}, "
+                f"got {_form_of(task[labels])}"
             )
     known = task["support_labels"].unique()
     if not torch.equal(known, torch.arange(len(known))) or not torch.isin(task["query_labels"], known).all():

@@ -17,7 +17,7 @@ from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of, positive
 from obbo_lightning.problems.forgetting import Forgetting
 from obbo_lightning.streams.fingerprints import digest_arrays
-from obbo_lightning.streams.readers import listed, read_table, require_file
+from obbo_lightning.streams.readers import finite_columns, listed, parse_numbers, read_table, require_file, require_rows
 from obbo_lightning.streams.stream import Metric, Stream, TaskSequence
 
 Numbers = NDArray[np.float64]
@@ -58,10 +58,11 @@ def read_rows(path: Path, target: str | None, features: Sequence[str] | None = N
             f"data.features must name columns of {path} once each, of {listed(others)}, got {list(features)}"
         )
     # A column without any number, such as dates, is no feature; one with some numbers must have them in all rows.
-    used = features or [name for name in others if _parse_numbers(table[name]).count()]
+    used = features or [name for name in others if parse_numbers(table[name]).count()]
     if not used:
         raise ValueError(f"data.csv must have a column of numbers besides {target!r}, got {path}, which has none")
-    stacked = _finite_columns("data.csv", path, table.select(used), "; data.features names the columns to use")
+    # in the order of rows, as the sums over blocks are
+    stacked = np.ascontiguousarray(finite_columns(f"data.csv {path}", table.select(used)))
     skipped = [] if features else [name for name in others if name not in used]
     return Rows(used, stacked, *_parse_target(path, table[target], kind), skipped)
 
@@ -72,7 +73,7 @@ def read_queries(path: Path, names: Sequence[str], target: str | None) -> tuple[
     missing = [name for name in names if name not in table.columns]
     if missing:
         raise ValueError(f"--query must have the columns {listed(names)}, got {path} without {missing[0]!r}")
-    features = _finite_columns("--query", path, table.select(names))
+    features = finite_columns(f"--query {path}", table.select(names))
     known = table[target].str.strip_chars() if target in table.columns else None
     return features, None if known is None or known.null_count() else known
 
@@ -88,30 +89,12 @@ def _read_text(path: Path, key: str) -> pl.DataFrame:
     return table
 
 
-def _parse_numbers(text: pl.Series) -> pl.Series:
-    return text.str.strip_chars().cast(pl.Float64, strict=False)
-
-
-def _finite_columns(key: str, path: Path, text: pl.DataFrame, hint: str = "") -> Numbers:
-    """Return columns as numbers ``[rows, columns]``; refuse the first that is not finite, with its row."""
-    numbers = pl.DataFrame([_parse_numbers(column) for column in text]).to_numpy(order="c")
-    bad = np.argwhere(~np.isfinite(numbers))
-    if len(bad):
-        row, column = bad[0].tolist()
-        got = "nothing" if text[row, column] is None else repr(text[row, column])
-        rule = f"{text.columns[column]!r} must be a finite number, got {got}{hint}"
-        raise ValueError(f"{key} {path}, row {row + 1}, line {row + 2}: {rule}")
-    return numbers
-
-
 def _parse_target(path: Path, text: pl.Series, kind: str) -> tuple[Numbers, str, Sequence[str]]:
     """Return the target as numbers, its kind, and the values that 0 and 1 stand for."""
-    if text.null_count():
-        row = int(text.is_null().arg_true()[0]) + 1
-        rule = f"the target {text.name!r} must have a value, got nothing; rows without a target go to `predict --query`"
-        raise ValueError(f"data.csv {path}, row {row}, line {row + 1}: {rule}")
+    where = f"data.csv {path}"
+    require_rows(where, text.is_not_null(), text, "have a value (rows without a target go to `predict --query`)")
     text = text.str.strip_chars()
-    numbers = _parse_numbers(text)
+    numbers = parse_numbers(text)
     values = text if numbers.null_count() else numbers
     different = values.unique().sort()
     classify = len(different) == 2 and kind != "regression"
@@ -121,9 +104,9 @@ def _parse_target(path: Path, text: pl.Series, kind: str) -> tuple[Numbers, str,
             f"got {text.name!r} with {len(different)} different values"
         )
     if not classify:
-        return _finite_columns("data.csv", path, text.to_frame())[:, 0], "regression", ()
+        return finite_columns(where, text.to_frame())[:, 0], "regression", ()
     if values is numbers:
-        _finite_columns("data.csv", path, text.to_frame())
+        finite_columns(where, text.to_frame())
     ones = values == different[1]
     return ones.cast(pl.Float64).to_numpy(), "classification", (text.filter(~ones)[0], text.filter(ones)[0])
 

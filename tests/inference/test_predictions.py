@@ -322,7 +322,7 @@ def test_numbers_are_predicted_in_their_own_units(in_folder):
     ("text", "message"),
     [
         ("a,y\n1,up\n", "--query must have the columns 'a', 'b', got query.csv without 'b'"),
-        ("a,b\n1,2\n1,x\n", "--query query.csv, row 2, line 3: 'b' must be a finite number, got 'x'"),
+        ("a,b\n1,2\n1,x\n", "--query query.csv, row 2: 'b' must be a finite number, got 'x'"),
         ("a;b\n1;2\n", "--query must have its columns separated by commas, got query.csv with 'a;b'"),
         ("a,b\n", "--query must have rows"),
         (None, "--query must be a CSV file that exists, got 'query.csv'"),

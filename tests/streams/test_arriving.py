@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 from processes import Forked
@@ -23,13 +22,11 @@ from obbo_lightning.streams.arriving import (
     ArrivingTaskIterator,
     DamagedTaskError,
     FollowStream,
-    IncompleteTaskError,
     StandardInput,
     TaskFolder,
     TaskLines,
     parse_json,
     parse_npz,
-    parse_parquet,
 )
 from obbo_lightning.training import run as runs
 
@@ -107,9 +104,8 @@ class Producer:
 
 def test_tasks_are_the_same_in_files_of_any_kind_and_in_lines(here):
     folder = here / "tasks"
-    write(folder, 2)
+    write(folder, 2, 3)
     (folder / "0001.json").write_text(line(1))
-    pl.DataFrame({name: [values.tolist()] for name, values in task(3).items()}).write_parquet(folder / "0003.parquet")
     (folder / ".0000.npz").write_bytes(b"not yet")
     (folder / "0000.npz.part").write_bytes(b"not yet")
     (folder / "notes.txt").write_text("no task")
@@ -123,32 +119,17 @@ def test_tasks_are_the_same_in_files_of_any_kind_and_in_lines(here):
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ({"x": [[1.0, 2.0]], "y": [[3]]}, {"x": [1.0, 2.0], "y": [3]}),  # one row of lists: the lists
-        ({"x": [[1.0, 2.0]], "y": [3]}, {"x": [[1.0, 2.0]], "y": [3]}),  # one row, not of lists only
-        ({"x": [[1.0, 2.0], [3.0, 4.0]], "y": [5, 6]}, {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [5, 6]}),
-        ({"x": [1.0, 2.0]}, {"x": [1.0, 2.0]}),
-    ],
-)
-def test_parquet_file_holds_arrays_as_lists_in_one_row_or_as_columns(rows, expected, here):
-    pl.DataFrame(rows).write_parquet(here / "one.parquet")
-    found = parse_parquet((here / "one.parquet").read_bytes())
-    assert {name: values.tolist() for name, values in found.items()} == expected
-
-
-@pytest.mark.parametrize(
     ("parse", "content", "error", "message"),
     [
-        (parse_npz, b"PK", IncompleteTaskError, "cannot be read as an npz file"),
-        (parse_parquet, b"PAR1", IncompleteTaskError, "cannot be read as parquet"),
-        (parse_json, b'{"x": [1', IncompleteTaskError, "cannot be read as JSON"),
-        (parse_json, b"[1, 2]", DamagedTaskError, "must be an object of arrays by name, got list"),
+        (parse_npz, b"PK", ValueError, "cannot be read as an npz file"),
+        (parse_json, b'{"x": [1', ValueError, "cannot be read as JSON"),
+        (parse_json, b"[1, 2]", DamagedTaskError, "must be an object of arrays by name"),
     ],
 )
 def test_unreadable_task_is_incomplete_and_a_wrong_one_damaged(parse, content, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message) as refusal:
         parse(content)
+    assert refusal.type is error
 
 
 def test_dtypes_are_those_of_the_outer_variable_and_int64(here):
@@ -264,8 +245,8 @@ def test_standard_input_is_read_line_by_line_in_any_chunks(monkeypatch):
 
 
 DAMAGED = {
-    "names": ({"query": None}, "must have support, support_labels, query and query_labels, and has no query"),
-    "more names": ({"x": [1]}, "must have the arrays support, support_labels, query, query_labels"),
+    "names": ({"query": None}, "must have support, support_labels, query and query_labels, got support, "),
+    "more names": ({"x": [1]}, "'x' must be missing as in the first task, got int64 [1]"),
     "shape": ({"query": [[1.0, 2.0]] * 4}, "'query' must be float32 [4, 3] as in the first task"),
     "number of labels": ({"query_labels": [0]}, "for each of the query examples [4, 3], got int64"),
     "missing class": ({"support_labels": [0, 0, 2, 2]}, "labels must be the classes 0, 1, …"),
@@ -273,9 +254,12 @@ DAMAGED = {
     "unknown class": ({"query_labels": [0, 0, 1, 2]}, "labels must be the classes 0, 1, …"),
     "one class": ({"support_labels": [0, 0, 0, 0]}, "labels must be the classes 0, 1, …"),
     "fractions": ({"support_labels": [0.0, 0.0, 1.0, 1.0]}, "'support_labels' must be one integer for each of the"),
-    "not finite": ({"query": [[float("nan")] * 3] * 4}, "'query' must be finite"),
-    "text": ({"query": "five"}, "'query' must be numbers, got <U4"),
-    "ragged": ({"query": [[1.0], [1.0, 2.0]]}, "'query' must be an array, and its lists have different lengths"),
+    "not finite": (
+        {"query": [[float("nan")] * 3] * 4},
+        "'query' must be finite numbers, got float64 values that are not",
+    ),
+    "text": ({"query": "five"}, "'query' must be finite numbers, got <U4 values that are not"),
+    "ragged": ({"query": [[1.0], [1.0, 2.0]]}, "must be an object of arrays by name"),
     "nothing": (dict.fromkeys(task(0)), "must hold arrays, and has none"),
 }
 
@@ -414,7 +398,10 @@ def test_run_that_a_damaged_task_stopped_continues_when_it_is_fixed(here, undist
     np.savez(here / "tasks" / "0005.npz", **{**task(5), "query": np.full((4, 3), np.nan)})
     assert cli.main([*FLAGS, "--data.path", "tasks", "--rounds", "10"]) == 2
     error = capsys.readouterr().err
-    assert "tasks/0005.npz: 'query' must be finite, and has NaN or infinity; when it is fixed, continue with" in error
+    assert (
+        "tasks/0005.npz: 'query' must be finite numbers, got float64 values that are not; when it is fixed, continue with"
+        in error
+    )
     assert error.count("\n") == 1
     (here / "tasks" / "0005.npz").write_bytes(whole)
     assert cli.main(["resume", str(only_run("runs"))]) == 0

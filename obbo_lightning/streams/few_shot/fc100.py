@@ -29,7 +29,6 @@ ROOT_VARIABLE = "OBBO_DATA"
 SCALER = PixelScaler((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 # all that pickled NumPy arrays need
 ARRAYS = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
-FIELDS = ("images", "fine_labels", "coarse_labels", "is_test", "fine_names", "coarse_names")
 
 
 class Cifar100(NamedTuple):
@@ -76,21 +75,13 @@ def load_cifar100(root: Path) -> Cifar100:
     """Read ``root/cifar100.npz``, else ``root/cifar-100-python``, else download; the last two write the npz file."""
     cache = root / "cifar100.npz"
     if cache.exists():
-        return _read_npz(cache)
+        return _require_cifar100(Cifar100(**read_npz(cache, Cifar100._fields)), cache)
     data = _read_pickles(root)
     try:
         _write_npz(cache, data)
     except OSError as error:  # a read-only folder or a full disk; the data have been read
         warnings.warn(f"{cache} cannot be written ({error.strerror}): the pickles will be read again", stacklevel=2)
     return data
-
-
-def _read_npz(path: Path) -> Cifar100:
-    found, _ = read_npz(path, FIELDS)
-    missing = [name for name in FIELDS if name not in found]
-    if missing:
-        raise ValueError(f"{path} must hold {', '.join(FIELDS)}, and has no {', '.join(missing)}")
-    return _require_cifar100(Cifar100(**found), path)
 
 
 def _require_cifar100(data: Cifar100, path: Path) -> Cifar100:

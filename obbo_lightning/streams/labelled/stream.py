@@ -71,9 +71,7 @@ class LabelledExamples:
         """Read an npz file with ``images`` or ``examples``, an array of labels, and perhaps ``is_test``."""
         file = Path(path).expanduser()
         require_file("data.path", file, "an npz file", (".npz",))
-        arrays, known = read_npz(file, ("images", "examples", label, "is_test"))
-        if label not in arrays:
-            raise ValueError(f"data.label must be an array of {path}, which are {', '.join(known)}, got {label!r}")
+        arrays = read_npz(file, (label,), ("images", "examples", "is_test"))
         if "images" in arrays:
             examples = torch.from_numpy(require_images(file, arrays["images"])).permute(0, 3, 1, 2).contiguous()
         elif "examples" in arrays:
@@ -81,7 +79,7 @@ class LabelledExamples:
             if examples.ndim != 2:
                 raise ValueError(f"{path}: examples must be numbers [n, features], got {list(examples.shape)}")
         else:
-            raise ValueError(f"{path} must hold images or examples, got {', '.join(known)}")
+            raise ValueError(f"{path} must hold images or examples, got {', '.join(arrays)}")
         labels, is_test = arrays[label], arrays.get("is_test")
         if labels.shape != (len(examples),) or labels.dtype.kind not in "iu" or labels.min() < 0:
             raise ValueError(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.escaping import unescape_table
-from obbo_lightning.streams.readers import read_table, require_file
+from obbo_lightning.streams.readers import read_table, require_file, require_rows
 
 
 class BadEvent(NamedTuple):
@@ -53,10 +53,7 @@ def _read_columns(key: str, path: Path, columns: tuple[str, ...]) -> pl.DataFram
         )
     parsed = table.select(pl.col("ticker").cast(pl.String), _parse_timestamps(table["timestamp"]), *columns[2:])
     for name, example in (("ticker", "AMD"), ("timestamp", "2021-01-04 or 2021-01-04 09:30:00")):
-        if parsed[name].null_count():
-            row = int(parsed[name].is_null().arg_true()[0])
-            rule = f"{name} must have a value like {example}, got {table[name][row]!r}"
-            raise ValueError(f"{path}, row {row + 1}: {rule}")
+        require_rows(str(path), parsed[name].is_not_null(), table[name], f"have a value like {example}")
     return parsed.with_row_index("row", offset=1)
 
 

@@ -135,7 +135,7 @@ def damaged(path):
         (lambda p: None, [], "data.path must be a folder or an npz file that exists, got 'own.npz'"),
         (damaged, [], "cannot be read as an npz file"),
         (lambda p: p.write_text("no zip"), [], "cannot be read as an npz file"),
-        (lambda p: write_npz(p, labels=None), [], "must hold images and labels, and has no labels"),
+        (lambda p: write_npz(p, labels=None), [], "must hold images, labels, got images"),
         (lambda p: write_npz(p, images=np.zeros((96, 20, 20))), [], "images must be uint8 [n, height, width]"),
         (lambda p: write_npz(p, images=np.zeros((96, 20, 20, 2), np.uint8)), [], "got uint8 [96, 20, 20, 2]"),
         (lambda p: write_npz(p, labels=np.zeros(5, int)), [], "labels must be integers or text [96], got int64 [5]"),

@@ -101,7 +101,7 @@ X, Y = np.zeros((40, 2)), np.zeros(40, int)
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"examples": X}, "data.label must be an array of .*, which are examples, got 'labels'"),
+        ({"examples": X}, "a.npz must hold labels, got examples"),
         ({"labels": Y}, "must hold images or examples, got labels"),
         ({"examples": X, "labels": Y[:5]}, r"labels must be integers from 0 \[40\], got int64 \[5\]"),
         ({"examples": X, "labels": Y - 1}, r"labels must be integers from 0"),
