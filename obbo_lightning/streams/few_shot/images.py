@@ -93,20 +93,14 @@ class ImageFolderStream(StoredFewShotStream):
             images, found = read_images(path, require_labels=True)
             assert found is not None
             labels = found
-        images = _squares(images, self.image_size)
+        height, width = images.shape[1:3]
+        if self.image_size is None and height != width:
+            raise ValueError(f"data.image_size must be given for images that are no squares, got {width}x{height}")
+        size = at_least("data.image_size", height if self.image_size is None else self.image_size, 16)
+        if not height == width == size:
+            images = np.stack([resize_square(image, size) for image in images])
         self.scaler = PixelScaler.fit(images[self.split_examples(images, labels)])
-        self.make_tasks(StoredClasses(channels_first(images), self.numbers, self.scaler, self.names), self.splits)
+        self.make_tasks(StoredClasses(channels_first(images), self.numbers, self.names, self.scaler), self.splits)
 
     def inputs(self) -> dict[str, Any]:
         return self.scaler.inputs(self.train.source.shape, self.trained_on)
-
-
-def _squares(images: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
-    height, width = images.shape[1:3]
-    if size is None and height != width:
-        raise ValueError(f"data.image_size must be given for images that are no squares, got {width}x{height}")
-    if size is None or height == width == size:
-        at_least("data.image_size", height, 16)
-        return images
-    at_least("data.image_size", size, 16)
-    return np.stack([resize_square(image, size) for image in images])

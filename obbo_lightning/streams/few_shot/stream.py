@@ -1,9 +1,9 @@
 """Few-shot tasks from examples by class, and the base classes of few-shot streams."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -24,53 +24,42 @@ NETWORK_ARGUMENTS = ("ways", "shape", "channels", "image_size")  # see `network_
 
 
 class ExampleSource(Protocol):
-    """Examples by class."""
+    """Examples by class, of one shape."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one example."""
-        ...
+    shape: tuple[int, ...]
 
-    def smallest(self, classes: Sequence[int]) -> int | None:
-        """Return the number of examples of the smallest of these classes; None if there is no limit."""
-        ...
+    def require(self, classes: Sequence[int], count: int) -> None:
+        """Refuse classes with fewer examples than one task needs of each."""
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """Return one random example for each entry of ``classes`` ``[n, …]``, no example of a class twice."""
+        """Return one random example for each entry of ``classes``, distinct ones for equal (adjacent) entries."""
         ...
 
 
 class StoredClasses:
-    """Examples in memory, by class; sampled without replacement within a task.
-
-    Args:
-        examples: ``[n, …]``.
-        labels: class number of each example.
-        scale: turns stored examples into the tensors that a network takes.
-        names: of the classes; None: their numbers.
-    """
+    """Examples ``[n, …]`` in memory with the class number of each; ``scale`` turns them into what a network takes."""
 
     def __init__(
         self,
         examples: Tensor,
         labels: NDArray[np.integer],
+        names: Sequence[str],
         scale: Callable[[Tensor], Tensor] | None = None,
-        names: Sequence[str] | None = None,
     ) -> None:
-        self.examples = examples
-        self.names = names
+        self.examples, self.names, self.shape = examples, names, tuple(examples.shape[1:])
         self.members = {int(c): torch.from_numpy(np.flatnonzero(labels == c)) for c in np.unique(labels)}
         self._scale = scale
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.examples.shape[1:])
-
-    def smallest(self, classes: Sequence[int]) -> int | None:
-        return min(len(self.members[c]) for c in classes)
+    def require(self, classes: Sequence[int], count: int) -> None:
+        smallest = min(classes, key=lambda c: len(self.members[c]))
+        most = len(self.members[smallest])
+        if count > most:
+            raise ValueError(
+                f"data.shots + data.queries must be at most {most}, all examples of class {self.names[smallest]!r}, "
+                f"got {count}: add examples, leave the class out, or lower them"
+            )
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """Return one example for each entry; entries of the same class must be adjacent, and get distinct examples."""
         rows = []
         for c, count in zip(*(x.tolist() for x in classes.unique_consecutive(return_counts=True)), strict=True):
             members = self.members[c]
@@ -82,20 +71,8 @@ class StoredClasses:
 class FewShotTasks(TaskSequence):
     """Task t: some classes of one split, with support examples to adapt on and query examples to be evaluated on.
 
-    A pure function of (seed, t). With order ``drift`` the mix of superclasses moves with t: the probabilities of
-    superclasses are a bump that passes through all of them every ``period`` rounds.
-
-    Args:
-        source: of the examples.
-        classes: of this split.
-        length: number of tasks.
-        ways: classes per task.
-        shots: support examples per class.
-        queries: query examples per class.
-        order: ``iid`` or ``drift``.
-        period: rounds of one cycle of the drift.
-        seed: integers and words that identify the randomness of this split.
-        superclass: of each class; None: every class is its own.
+    A pure function of (seed, t). With order ``drift`` the probabilities of superclasses are a bump that passes through
+    all of them every ``period`` rounds; without superclasses every class is its own.
     """
 
     def __init__(
@@ -118,12 +95,7 @@ class FewShotTasks(TaskSequence):
         if ways > len(classes):
             split = next((word for word in seed if isinstance(word, str)), "tasks'")
             raise ValueError(f"data.ways must be at most the {len(classes)} classes of the {split} split, got {ways}")
-        most = source.smallest(classes)
-        if most is not None and self.per_class > most:
-            raise ValueError(
-                f"data.shots + data.queries must be at most {most}, all examples of {_smallest_name(source, classes)}, "
-                f"got {self.per_class}: add examples, leave the class out, or lower them"
-            )
+        source.require(classes, self.per_class)
         examples = ways * self.per_class
         require_memory("data.ways × (data.shots + data.queries)", examples, 4.0 * examples * math.prod(source.shape))
         self.source = source
@@ -159,13 +131,6 @@ def support_and_query(examples: Tensor, labels: Tensor, per_class: int, shots: i
     }
 
 
-def _smallest_name(source: ExampleSource, classes: Sequence[int]) -> str:
-    """Return the name of the class with the fewest examples."""
-    smallest = min(classes, key=lambda c: source.smallest([c]) or 0)
-    names = getattr(source, "names", None)
-    return f"class {names[smallest]!r}" if names else f"class {smallest}"
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class FewShotStream(Stream):
     """Train, validation and test tasks with disjoint classes; a subclass calls `make_tasks`.
@@ -198,13 +163,7 @@ class FewShotStream(Stream):
     def make_tasks(
         self, source: ExampleSource, splits: Mapping[str, Sequence[int]], superclass: Mapping[int, int] | None = None
     ) -> None:
-        """Set the tasks of all splits.
-
-        Args:
-            source: of the examples.
-            splits: classes of ``train``, ``validation`` and ``test``.
-            superclass: of each class; None: every class is its own.
-        """
+        """Set the tasks of ``train``, ``validation`` and ``test``, whose classes ``splits`` has."""
         for split in sorted(splits, key=lambda split: len(splits[split])):  # the one with fewest classes refuses first
             trains = split == "train"
             tasks = FewShotTasks(
@@ -250,8 +209,6 @@ class StoredFewShotStream(FewShotStream):
         self.names: list[str] = names.tolist()
         lists = (self.train_classes, self.validation_classes, self.test_classes)
         self.splits = split_classes(self.names, self.ratios, lists)
-        if not self.splits["train"]:
-            raise ValueError("data.ratios and data.train_classes must leave classes to train on, got none")
         self._digests = {name: digest_arrays(examples[self.numbers == c]) for c, name in enumerate(self.names)}
         return np.isin(self.numbers, self.splits["train"])
 
@@ -276,29 +233,25 @@ def split_classes(
     if len(ratios) != 3 or min(ratios) < 0 or sum(ratios) <= 0:
         raise ValueError(f"data.ratios must be three shares, none negative, got {list(ratios)!r}")
     chosen: dict[str, list[int]] = {}
-    owner: dict[str, str] = {}
+    taken: set[str] = set()
     for split, wanted in zip(SPLITS, lists, strict=True):
         for name in map(str, wanted or ()):
-            if name not in names:
-                near = get_close_matches(name, names, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+            if name not in names or name in taken:
                 raise ValueError(
-                    f"data.{split}_classes must be of the {len(names)} classes there are, got {name!r}{hint}"
+                    f"data.{split}_classes must be of the {len(names)} classes, and in no other list, got {name!r}"
                 )
-            if name in owner:
-                raise ValueError(f"data.{split}_classes must not share a class with {owner[name]}, got {name!r}")
-            owner[name] = split
+            taken.add(name)
         chosen[split] = sorted(names.index(str(name)) for name in wanted or ())
-    free = [i for i, name in enumerate(names) if name not in owner]
+    free = np.array([i for i, name in enumerate(names) if name not in taken], dtype=int)
     generator = torch.Generator().manual_seed(derive_seed("classes"))
-    free = [free[i] for i in torch.randperm(len(free), generator=generator).tolist()]
-    sharing = [(split, share) for split, share, wanted in zip(SPLITS, ratios, lists, strict=True) if wanted is None]
-    total, share_before, start = sum(share for _, share in sharing), 0.0, 0
-    for split, share in sharing:
-        share_before += share
-        end = round(len(free) * share_before / total) if total else start
-        chosen[split] = sorted(free[start:end])
-        start = end
+    free = free[torch.randperm(len(free), generator=generator).numpy()]
+    shares = {split: share for split, share, wanted in zip(SPLITS, ratios, lists, strict=True) if wanted is None}
+    total = sum(shares.values()) or 1.0
+    ends = [round(len(free) * share / total) for share in itertools.accumulate(shares.values())]
+    for split, members in zip(shares, np.split(free, ends), strict=False):
+        chosen[split] = sorted(members.tolist())
+    if not chosen["train"]:
+        raise ValueError("data.ratios and data.train_classes must leave classes to train on, got none")
     return chosen
 
 

@@ -60,7 +60,7 @@ class ExampleStream(StoredFewShotStream):
         values, labels, self.columns = read_examples(Path(self.path).expanduser(), self.label, require_labels=True)
         assert labels is not None
         self.scaler = FeatureScaler.fit(values[self.split_examples(values, labels)])
-        self.make_tasks(StoredClasses(self.scaler(values), self.numbers, names=self.names), self.splits)
+        self.make_tasks(StoredClasses(self.scaler(values), self.numbers, self.names), self.splits)
 
     def inputs(self) -> dict[str, Any]:
         return {

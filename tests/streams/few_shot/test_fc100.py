@@ -121,27 +121,26 @@ def broken(data, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda d: broken(d, images=d.images[:, :16]),
-            "must be uint8 [n, 32, 32, 3], got uint8 [1200, 16, 32, 3]",
-        ),
-        (lambda d: broken(d, images=d.images.astype(np.int32)), "got int32"),
-        (lambda d: broken(d, images=np.uint8(3)), "got uint8 []"),
-        (lambda d: broken(d, fine_labels=d.fine_labels.astype(str)), "fine_labels must be integers, got <U"),
-        (lambda d: broken(d, fine_labels=d.fine_labels[:-1]), "fine_labels must have shape [1200], got [1199]"),
-        (lambda d: broken(d, coarse_labels=d.coarse_labels + 1), "coarse_labels must be below 20, got 20"),
-        (lambda d: broken(d, images=d.images // 2), "is not CIFAR-100: its checksum is"),
-        (
-            lambda d: {k: v for k, v in d._asdict().items() if k != "is_test"},
-            "is_test, fine_names, coarse_names, got images, fine_labels, coarse_labels, fine_names",
-        ),
+        (lambda d: broken(d, images=d.images[:, :16]), "[1200, 16, 32, 3]"),
+        (lambda d: broken(d, images=d.images.reshape(1200, -1)), "[1200, 3072]"),
+        (lambda d: broken(d, images=d.images.astype(np.int32)), "[1200, 32, 32, 3]"),
+        (lambda d: broken(d, images=np.uint8(3)), "none… and []"),
+        (lambda d: broken(d, fine_labels=d.fine_labels.astype(str)), "none… and"),
+        (lambda d: broken(d, fine_labels=d.fine_labels[:-1]), "none… and"),
+        (lambda d: broken(d, coarse_labels=d.coarse_labels + 1), "[1200, 32, 32, 3]"),
+        (lambda d: broken(d, images=d.images // 2), "[1200, 32, 32, 3]"),
     ],
 )
 def test_files_that_are_not_cifar100_are_refused(root, change, message, refusal):
     np.savez_compressed(root / "cifar100.npz", **change(small_data()))
     error = refusal("--data", "fc100", "--data.root", root)
+    assert "cifar100.npz must be CIFAR-100 with the checksum" in error
     assert message in error
-    assert "cifar100.npz" in error
+
+
+def test_missing_arrays_are_named(root, refusal):
+    np.savez_compressed(root / "cifar100.npz", images=small_data().images)
+    assert "cifar100.npz must hold images, fine_labels, " in refusal("--data", "fc100", "--data.root", root)
 
 
 @pytest.mark.parametrize("keep", [0, 100, 50_000])
@@ -237,5 +236,5 @@ def test_rounds_on_the_real_data(algorithm, fit):
 @needs_real_data
 def test_real_data_have_600_images_per_class():
     stream = fc100.FC100Stream(str(REAL))
-    assert stream.train.source.smallest(range(100)) == 600
+    assert {len(members) for members in stream.train.source.members.values()} == {600}
     assert abs(float(torch.cat([stream.train[t]["support"] for t in range(20)]).mean())) < 0.3

@@ -149,11 +149,15 @@ def damaged(path):
         (write_npz, ["--data.image_size", "8"], "data.image_size must be an integer of at least 16, got 8"),
         (write_npz, ["--data.ways", "3"], "at most the 2 classes of the test split, got 3"),
         (write_npz, ["--data.shots", "6"], "data.shots + data.queries must be at most 8, all examples of class"),
-        (write_npz, ["--data.test_classes", "[77]"], "data.test_classes must be of the 12 classes there are, got '77'"),
+        (
+            write_npz,
+            ["--data.test_classes", "[77]"],
+            "data.test_classes must be of the 12 classes, and in no other list, got '77'",
+        ),
         (
             write_npz,
             ["--data.train_classes", "[1, 2]", "--data.test_classes", "[2, 3]"],
-            "data.test_classes must not share a class with train, got '2'",
+            "data.test_classes must be of the 12 classes, and in no other list, got '2'",
         ),
         (write_npz, ["--data.ratios", "[0.5, 0.5]"], "data.ratios must be three shares, none negative"),
         (write_npz, ["--data.ratios", "[0, 0.5, 0.5]"], "must leave classes to train on, got none"),

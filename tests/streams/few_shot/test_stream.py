@@ -39,9 +39,6 @@ def test_drift_is_a_bump_over_superclasses_with_the_given_period():
 class Numbered:
     """Source whose images hold the number of their class."""
 
-    def smallest(self, classes):
-        return None
-
     def draw(self, classes, generator):
         return classes.float().reshape(-1, 1, 1, 1).expand(-1, 3, 16, 16)
 
@@ -60,7 +57,7 @@ def test_tasks_have_classes_of_their_own_split(order):
 
 
 def test_no_example_is_twice_in_a_task():
-    source = StoredClasses(torch.arange(12.0).reshape(12, 1), np.repeat([0, 1], 6))
+    source = StoredClasses(torch.arange(12.0).reshape(12, 1), np.repeat([0, 1], 6), names=[])
     for seed in range(20):
         drawn = source.draw(torch.tensor([1] * 6 + [0] * 3), torch.Generator().manual_seed(seed)).flatten().tolist()
         assert sorted(drawn[:6]) == [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
