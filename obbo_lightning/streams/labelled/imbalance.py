@@ -76,18 +76,9 @@ class ImbalanceStream(LabelledStream):
     def task(self, t: int) -> Task:
         generator, frequency = self.generator("round", t), self.frequency(t)
         classes = torch.multinomial(frequency, self.counts["batch"], replacement=True, generator=generator)
-        train_x, train_y = self.data.take(self.data.random_rows_of("train", classes, generator))
-        test_x, test_y = self._balanced("test", generator)
-        validation_x, validation_y = (values.clone() for values in self.clean)  # a caller may change a task in place
-        return {
-            "train_x": train_x,
-            "train_y": train_y,
-            "frequency": frequency,
-            "test_x": test_x,
-            "test_y": test_y,
-            "validation_x": validation_x,
-            "validation_y": validation_y,
-        }
+        train = self.data.random_rows_of("train", classes, generator)
+        test = self._balanced("test", generator)
+        return {"frequency": frequency, **self.data.task(train=train, validation=self.clean, test=test)}
 
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
         """Run plain training, offsets that know the frequencies, and training on the balanced examples."""
@@ -107,7 +98,7 @@ class ImbalanceStream(LabelledStream):
             "the balanced examples added to every batch": added,
         }
 
-    def _balanced(self, pool: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return as many examples of each class as the pool's count."""
+    def _balanced(self, pool: str, generator: torch.Generator) -> Tensor:
+        """Return as many rows of each class as the pool's count."""
         classes = torch.arange(self.data.classes).repeat_interleave(self.counts[pool])
-        return self.data.take(self.data.random_rows_of(pool, classes, generator))
+        return self.data.random_rows_of(pool, classes, generator)

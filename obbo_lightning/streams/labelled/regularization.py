@@ -87,19 +87,12 @@ class RegularizationStream(LabelledStream):
         rows = self._random_rows("train", "examples", phase, generator)
         wrong = torch.rand(rows.shape, generator=generator) < self.noise[phase % len(self.noise)]
         other = torch.randint(self.data.classes, rows.shape, generator=generator)
-        validation_x, validation_y = self.data.take(self._random_rows("validation", "validation", phase, generator))
+        validation = self._random_rows("validation", "validation", phase, generator)
         generator = self.generator("round", t)
         chosen = torch.randint(len(rows), (self.counts["batch"],), generator=generator)
-        train_x, truth = self.data.take(rows[chosen])
-        test_x, test_y = self.data.take(self._random_rows("test", "test", phase, generator))
-        return {
-            "train_x": train_x,
-            "train_y": torch.where(wrong[chosen], other[chosen], truth),
-            "validation_x": validation_x,
-            "validation_y": validation_y,
-            "test_x": test_x,
-            "test_y": test_y,
-        }
+        test = self._random_rows("test", "test", phase, generator)
+        task = self.data.task(train=rows[chosen], validation=validation, test=test)
+        return task | {"train_y": torch.where(wrong[chosen], other[chosen], task["train_y"])}
 
     def _random_rows(self, pool: str, count: str, phase: int, generator: torch.Generator) -> Tensor:
         classes = torch.multinomial(self.mix(phase), self.counts[count], replacement=True, generator=generator)

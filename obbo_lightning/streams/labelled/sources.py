@@ -69,28 +69,19 @@ class SourcesStream(LabelledStream):
         self.change = one_of("data.change", change, ("abrupt", "gradual"))
         data = LabelledExamples.generate_clusters() if path is None else LabelledExamples.read(path, label)
         super().__init__(data, period, seed, examples=examples, validation=validation, test=test)
-        self.clean = data.take(data.random_rows("validation", validation, self.generator("trusted")))
+        self.clean = data.random_rows("validation", validation, self.generator("trusted"))
 
     def task_spec(self) -> dict[str, Any]:
         return {"sources": self.sources, **super().task_spec()}
 
     def task(self, t: int) -> Task:
         generator = self.generator("round", t)
-        rows = self.data.random_rows("train", self.sources * self.counts["examples"], generator)
-        train_x, truth = self.data.take(rows)
+        train = self.data.random_rows("train", self.sources * self.counts["examples"], generator)
+        test = self.data.random_rows("test", self.counts["test"], generator)
+        task = self.data.task(train=train, validation=self.clean, test=test)
         source = torch.arange(self.sources).repeat_interleave(self.counts["examples"])
-        test_x, test_y = self.data.take(self.data.random_rows("test", self.counts["test"], generator))
-        validation_x, validation_y = (values.clone() for values in self.clean)  # a caller may change a task in place
-        return {
-            "train_x": train_x,
-            "train_y": self._given_labels(t, truth, source, generator),
-            "train_source": source,
-            "right": self.right(t),
-            "validation_x": validation_x,
-            "validation_y": validation_y,
-            "test_x": test_x,
-            "test_y": test_y,
-        }
+        given = self._given_labels(t, task["train_y"], source, generator)
+        return task | {"train_y": given, "train_source": source, "right": self.right(t)}
 
     def right(self, t: int) -> Tensor:
         """Return the probability that a label of each source comes from a correct one ``[sources]``."""

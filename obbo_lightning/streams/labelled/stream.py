@@ -30,21 +30,13 @@ FRACTION = 10  # one of so many examples validates; where the file names no test
 
 @dataclass(frozen=True)
 class LabelledExamples:
-    """Examples with the class of each, divided into three pools.
+    """Examples with the class of each, divided into three pools."""
 
-    Attributes:
-        examples: ``[n, …]``, bytes of pixels or numbers.
-        labels: class numbers ``[n]``.
-        pools: row numbers by name of the pool.
-        mean: of the training examples, of each channel of an image ``[channels, 1, 1]`` or of each feature.
-        deviation: of the training examples, in the same shape.
-    """
-
-    examples: Tensor
-    labels: Tensor
-    pools: dict[str, Tensor]
-    mean: Tensor
-    deviation: Tensor
+    examples: Tensor  # [n, …], bytes of pixels or numbers
+    labels: Tensor  # class numbers [n]
+    pools: dict[str, Tensor]  # row numbers by name of the pool
+    mean: Tensor  # of the training examples, by channel of an image [channels, 1, 1] or by feature
+    deviation: Tensor  # of the training examples, in the same shape
 
     @classmethod
     def from_tensors(cls, examples: Tensor, labels: Tensor, is_test: Tensor | None = None) -> "LabelledExamples":
@@ -74,21 +66,18 @@ class LabelledExamples:
         arrays = read_npz(file, (label,), ("images", "examples", "is_test"))
         if "images" in arrays:
             examples = torch.from_numpy(require_images(file, arrays["images"])).permute(0, 3, 1, 2).contiguous()
-        elif "examples" in arrays:
+        elif "examples" in arrays and arrays["examples"].ndim == 2:
             examples = torch.from_numpy(require_numbers(file, arrays["examples"]).astype(np.float32))
-            if examples.ndim != 2:
-                raise ValueError(f"{path}: examples must be numbers [n, features], got {list(examples.shape)}")
         else:
-            raise ValueError(f"{path} must hold images or examples, got {', '.join(arrays)}")
-        labels, is_test = arrays[label], arrays.get("is_test")
-        if labels.shape != (len(examples),) or labels.dtype.kind not in "iu" or labels.min() < 0:
-            raise ValueError(
-                f"{path}: {label} must be integers from 0 [{len(examples)}], got {labels.dtype} {list(labels.shape)}"
-            )
-        if is_test is not None and is_test.shape != labels.shape:
-            raise ValueError(f"{path}: is_test must have the shape {list(labels.shape)}, got {list(is_test.shape)}")
-        in_test = None if is_test is None else torch.from_numpy(is_test.astype(bool))
-        return cls.from_tensors(examples, torch.from_numpy(labels.astype(np.int64)), in_test)
+            raise ValueError(f"{path} must hold images or examples [n, features], got {', '.join(arrays)}")
+        for name in [label, "is_test"] if "is_test" in arrays else [label]:
+            values, count = arrays[name], len(examples)
+            if values.shape != (count,) or values.dtype.kind not in "biu" or values.min() < 0:
+                raise ValueError(
+                    f"{path}: {name} must be integers from 0 [{count}], got {values.dtype} {list(values.shape)}"
+                )
+        is_test = torch.from_numpy(arrays["is_test"].astype(bool)) if "is_test" in arrays else None
+        return cls.from_tensors(examples, torch.from_numpy(arrays[label].astype(np.int64)), is_test)
 
     @classmethod
     def generate_clusters(cls, spread: float = 1.0) -> "LabelledExamples":
@@ -137,6 +126,14 @@ class LabelledExamples:
         """Return the examples of these rows, standardised, and their labels."""
         return (_numbers(self.examples[rows]) - self.mean) / self.deviation, self.labels[rows]
 
+    def task(self, **rows: Tensor) -> Task:
+        """Return examples ``NAME_x`` and labels ``NAME_y`` of the rows under each name."""
+        return {
+            f"{name}_{k}": values
+            for name, chosen in rows.items()
+            for k, values in zip("xy", self.take(chosen), strict=True)
+        }
+
     def random_rows(self, pool: str, count: int, generator: torch.Generator) -> Tensor:
         """Return random rows of a pool, with replacement."""
         rows = self.pools[pool]
@@ -169,11 +166,7 @@ def _numbers(examples: Tensor) -> Tensor:
 class LabelledStream(Stream):
     """Base of streams whose rounds have a training batch, clean validation examples and new test examples.
 
-    Args:
-        data: the examples.
-        period: rounds of a phase.
-        seed: of the tasks.
-        counts: numbers of examples, by name of the argument.
+    ``counts`` are numbers of examples, by name of the argument.
     """
 
     def __init__(self, data: LabelledExamples, period: int, seed: int, **counts: int) -> None:
