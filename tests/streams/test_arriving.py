@@ -398,10 +398,8 @@ def test_run_that_a_damaged_task_stopped_continues_when_it_is_fixed(here, undist
     np.savez(here / "tasks" / "0005.npz", **{**task(5), "query": np.full((4, 3), np.nan)})
     assert cli.main([*FLAGS, "--data.path", "tasks", "--rounds", "10"]) == 2
     error = capsys.readouterr().err
-    assert (
-        "tasks/0005.npz: 'query' must be finite numbers, got float64 values that are not; when it is fixed, continue with"
-        in error
-    )
+    assert "tasks/0005.npz: 'query' must be finite numbers, got " in error
+    assert "; when it is fixed, continue with" in error
     assert error.count("\n") == 1
     (here / "tasks" / "0005.npz").write_bytes(whole)
     assert cli.main(["resume", str(only_run("runs"))]) == 0

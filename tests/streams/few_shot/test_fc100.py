@@ -1,7 +1,6 @@
 """FC100 on small files of the real formats, and on the real data if they are there."""
 
 import json
-import os
 import pickle
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from toy import SIX
 from obbo_lightning.streams.few_shot import fc100
 
 REAL = Path(__file__).parents[4] / "shared" / "data"
-COARSE = np.repeat(np.arange(20), 5)  # class c belongs to superclass c // 5 in the small files
 
 
 def small_data(per_class=12):
@@ -23,17 +21,16 @@ def small_data(per_class=12):
     return fc100.Cifar100(
         rng.integers(0, 256, (len(fine), 32, 32, 3), dtype=np.uint8),
         fine,
-        COARSE[fine].astype(np.uint8),
         is_test,
         np.array([f"fine{i}" for i in range(100)]),
-        np.array([f"coarse{i}" for i in range(20)]),
     )
 
 
 @pytest.fixture
 def data(monkeypatch):
-    """Small data with their checksum."""
+    """Small data with their checksum; class c belongs to superclass c // 5."""
     data = small_data()
+    monkeypatch.setattr(fc100, "SUPERCLASS", np.arange(100) // 5)
     monkeypatch.setattr(fc100, "CHECKSUM", fc100.checksum(data))
     fc100.load_cifar100.cache_clear()
     yield data
@@ -82,36 +79,35 @@ def write_pickles(root, data):
         content = {
             "data": data.images[rows].transpose(0, 3, 1, 2).reshape(rows.sum(), -1),
             "fine_labels": data.fine_labels[rows].tolist(),
-            "coarse_labels": data.coarse_labels[rows].tolist(),
         }
         (folder / name).write_bytes(pickle.dumps(content))
-    names = {"fine_label_names": data.fine_names.tolist(), "coarse_label_names": data.coarse_names.tolist()}
-    (folder / "meta").write_bytes(pickle.dumps(names))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": data.fine_names.tolist()}))
 
 
-def test_torchvisions_pickles_are_read_and_cached_as_npz(data, tmp_path, monkeypatch):
+def test_torchvisions_pickles_are_read(data, tmp_path, monkeypatch):
     write_pickles(tmp_path, data)
-    with pytest.raises(ValueError, match="train is missing or damaged"):
-        fc100.load_cifar100(tmp_path)
-    assert list(tmp_path.glob("*.npz")) == []
     # torchvision's MD5s are those of the real files
-    monkeypatch.setattr("torchvision.datasets.utils.check_integrity", lambda path, md5: path.exists())
-    first = fc100.load_cifar100(tmp_path)
-    assert [p.name for p in tmp_path.glob("*.npz")] == ["cifar100.npz"]
-    fc100.load_cifar100.cache_clear()
-    second = fc100.load_cifar100(tmp_path)
-    assert np.array_equal(first.images, second.images)
-    assert fc100.checksum(first) == fc100.checksum(data)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: Path(path).exists())
+    found = fc100.load_cifar100(tmp_path)
+    assert fc100.checksum(found) == fc100.checksum(data)
+    assert found.fine_names.tolist() == data.fine_names.tolist()
 
 
 def test_missing_data_without_network_are_explained(tmp_path, monkeypatch, refusal):
     def unreachable(url, root, **options):
-        Path(root).mkdir()
+        Path(root).mkdir(exist_ok=True)
         raise OSError("no network")
 
-    monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", unreachable)
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", unreachable)
     message = refusal("--data", "fc100", "--data.root", tmp_path / "data")
     assert all(way in message for way in ("cifar100.npz", "cifar-100-python", "download"))
+
+
+def test_pickles_with_another_md5_are_not_read(data, tmp_path, monkeypatch, refusal):
+    write_pickles(tmp_path, data)
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", lambda *given, **options: None)
+    monkeypatch.setattr("pickle.load", lambda *given, **options: pytest.fail("unpickled"))
+    assert "CIFAR-100 is not in" in refusal("--data", "fc100", "--data.root", tmp_path)
 
 
 def broken(data, **changes):
@@ -127,7 +123,8 @@ def broken(data, **changes):
         (lambda d: broken(d, images=np.uint8(3)), "none… and []"),
         (lambda d: broken(d, fine_labels=d.fine_labels.astype(str)), "none… and"),
         (lambda d: broken(d, fine_labels=d.fine_labels[:-1]), "none… and"),
-        (lambda d: broken(d, coarse_labels=d.coarse_labels + 1), "[1200, 32, 32, 3]"),
+        (lambda d: broken(d, fine_labels=d.fine_labels + 1), "none… and"),
+        (lambda d: broken(d, is_test=1 - d.is_test), "[1200, 32, 32, 3]"),
         (lambda d: broken(d, images=d.images // 2), "[1200, 32, 32, 3]"),
     ],
 )
@@ -172,30 +169,6 @@ def test_root_is_the_given_folder_then_that_of_the_environment(root, variable, p
     with pytest.raises(ValueError, match="not there"):
         fc100.FC100Stream(root)
     assert asked == [place]
-
-
-def test_cache_that_cannot_be_written_leaves_nothing_behind(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("torchvision.datasets.utils.check_integrity", lambda path, md5: path.exists())
-    write_pickles(tmp_path, data)
-
-    def full_disk(file, **arrays):
-        file.write(b"half of it")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "savez_compressed", full_disk)
-    with pytest.warns(UserWarning, match="cifar100.npz cannot be written \\(No space left on device\\)"):
-        assert len(fc100.load_cifar100(tmp_path).images) == 1200
-    assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-python"]
-
-
-def test_links_beside_the_cache_are_not_followed(tmp_path):
-    (tmp_path / "precious").write_text("mine")
-    for name in (f"cifar100.{os.getpid()}.part.npz", "cifar100.part", "cifar100.npz.part"):
-        (tmp_path / name).symlink_to(tmp_path / "precious")
-    fc100._write_npz(tmp_path / "cifar100.npz", small_data())
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert len(np.load(tmp_path / "cifar100.npz")["images"]) == 1200
-    assert (tmp_path / "cifar100.npz").stat().st_mode & 0o777 == 0o644
 
 
 def test_drift_moves_through_the_superclasses_of_fc100(root):
