@@ -19,12 +19,13 @@ from processes import Forked
 from obbo_lightning import cli
 from obbo_lightning.streams import arriving
 from obbo_lightning.streams.arriving import (
+    Arrival,
     ArrivingTaskIterator,
     DamagedTaskError,
     FollowStream,
-    StandardInput,
-    TaskFolder,
-    TaskLines,
+    follow_folder,
+    follow_lines,
+    follow_standard_input,
     parse_json,
     parse_npz,
 )
@@ -95,7 +96,7 @@ class Producer:
 
     def __init__(self, monkeypatch, *actions):
         self.actions = list(actions)
-        monkeypatch.setattr(arriving.Arrivals, "wait", self)
+        monkeypatch.setattr(arriving, "sleep", self)
 
     def __call__(self, seconds):
         if self.actions:
@@ -164,55 +165,55 @@ def test_half_written_tasks_are_waited_for(here, monkeypatch):
 def test_file_that_grows_is_waited_for_even_if_later_ones_are_there(here):
     whole = npz(here / "1.npz", 1)
     npz(here / "2.npz", 2)
-    folder = TaskFolder(here)
+    folder = follow_folder(here)
     for size in (100, 150, 200):
         (here / "1.npz").write_bytes(whole[:size])
-        assert folder.take() is None
+        assert next(folder).startswith(f"{here / '1.npz'} cannot be read as an npz file")
     (here / "1.npz").write_bytes(whole)
-    assert [folder.take()[1]["x"][0] for _ in range(2)] == [1.0, 2.0]
-    assert (folder.position, folder.take()) == ("2.npz", None)
+    found = [next(folder) for _ in range(2)]
+    assert [(one.arrays["x"][0], one.position) for one in found] == [(1.0, "1.npz"), (2.0, "2.npz")]
+    assert next(folder) is None
     (here / "3.npz").write_bytes(whole[:100])
-    assert folder.take() is None
-    assert folder.take() is None  # the newest file may still grow
+    assert "3.npz cannot be read" in next(folder)
+    assert "3.npz cannot be read" in next(folder)  # the newest file may still grow
     npz(here / "4.npz", 4)
     with pytest.raises(DamagedTaskError, match=r"3\.npz cannot be read"):
-        folder.take()
+        next(folder)
+    folder = follow_folder(here, "2.npz")
+    assert "3.npz cannot be read" in next(folder)
     (here / "3.npz").unlink()
-    assert folder.take() is None  # it was removed
-    assert folder.take()[1]["x"][0] == 4.0
-    assert TaskFolder(here, "2.npz").take()[0] == str(here / "4.npz")
-    assert TaskFolder(here).take()[0] == str(here / "1.npz")
+    assert next(folder).where == str(here / "4.npz")
+    assert next(follow_folder(here)).where == str(here / "1.npz")
 
 
 def test_only_a_new_file_with_an_earlier_name_is_refused(here):
     for n in (1, 3):
         npz(here / f"{n}.npz", n)
-    folder = TaskFolder(here, "1.npz")
-    assert folder.take()[1]["x"][0] == 3.0
-    assert folder.take() is None
+    folder = follow_folder(here, "1.npz")
+    assert next(folder).arrays["x"][0] == 3.0
+    assert next(folder) is None
     npz(here / "1.npz", 7)  # written again after it was read
-    assert folder.take() is None
+    assert next(folder) is None
     npz(here / "2.npz", 2)
-    with pytest.raises(DamagedTaskError, match=r"2\.npz must arrive before 3\.npz, which was read, and arrived after"):
-        folder.take()
+    with pytest.raises(DamagedTaskError, match=r"2\.npz must arrive before 3\.npz, which was read, and arrived later"):
+        next(folder)
 
 
 def test_lines_are_read_once_they_end_and_counted_with_empty_ones(here):
     file = here / "tasks.jsonl"
     file.write_bytes(b'{"x": [1]}\n\n  \n{"x": [2]}\n{"x": [3]')
-    lines = TaskLines(file)
-    assert lines.take()[0] == f"{file}, line 1"
-    where, arrays = lines.take()
-    assert (where, arrays["x"].tolist()) == (f"{file}, line 4", [2])
-    assert lines.take() is None
-    assert lines.position == {"bytes": 26, "line": 4}
-    again = TaskLines(file, lines.position)
+    lines = follow_lines(file)
+    assert next(lines).where == f"{file}, line 1"
+    second = next(lines)
+    assert (second.where, second.arrays["x"].tolist(), second.position) == (f"{file}, line 4", [2], [26, 4])
+    assert next(lines) is None
+    again = follow_lines(file, second.position)
     file.write_bytes(file.read_bytes() + b"}\n")
     for one in (lines, again):
-        assert one.take()[1]["x"].tolist() == [3]
+        assert next(one).arrays["x"].tolist() == [3]
     file.write_bytes(b'{"x": [1]}\n')
     with pytest.raises(DamagedTaskError, match=r"must only grow, got fewer than the 37 bytes already read"):
-        lines.take()
+        next(lines)
 
 
 class Pipe:
@@ -230,18 +231,19 @@ class Pipe:
 
 def test_standard_input_is_read_line_by_line_in_any_chunks(monkeypatch):
     Pipe(monkeypatch, b'{"x": [1]}\n{"x"', b": [2]}", b'\n\n{"x": [3]}\n', b"")
-    lines = StandardInput()
-    lines.put_back(lines.take())
-    found = [lines.take() for _ in range(3)]
-    assert [(where, arrays["x"].tolist()) for where, arrays in found] == [
+    lines = follow_standard_input()
+    found = [next(lines) for _ in range(3)]
+    assert [(one.where, one.arrays["x"].tolist()) for one in found] == [
         ("standard input, line 1", [1]),
         ("standard input, line 2", [2]),
         ("standard input, line 4", [3]),
     ]
-    assert not lines.ended
-    assert lines.take() is None
-    assert lines.ended
-    assert FollowStream("-").train.so_far() is None
+    assert list(lines) == []
+    Pipe(monkeypatch, line(0).encode(), b"")
+    tasks = tasks_in("-", timeout=None)
+    assert tasks.so_far() is None
+    first = tasks.first()
+    assert [torch.equal(one["query"], first["query"]) for one in tasks] == [True]  # it stays the first one
 
 
 DAMAGED = {
@@ -294,8 +296,8 @@ def test_task_that_cannot_become_complete_is_damaged(here):
 
 def test_wait_ends_after_the_timeout(here, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(arriving.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(TaskLines, "wait", lambda self, seconds: clock.__setitem__(0, clock[0] + 1.0))
+    monkeypatch.setattr(arriving, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(arriving, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + 1.0))
     (here / "tasks.jsonl").write_text(line(0))
     tasks = tasks_in(here / "tasks.jsonl", timeout=5.0)
     assert len(list(tasks)) == 1
@@ -339,16 +341,11 @@ def test_form_of_the_first_task_is_known_after_a_resume(moved, here):
 
 @pytest.mark.parametrize(("path", "skipped"), [("-", 0), ("other.jsonl", 3)])
 def test_finished_tasks_are_skipped_in_another_file_and_not_in_a_pipe(path, skipped):
-    taken = []
-
-    def take():
-        taken.append(path)
-        return "a task"
-
-    tasks = SimpleNamespace(path=path, arrivals=lambda position=None: SimpleNamespace(take=take))
-    state = {"path": "tasks.jsonl", "position": None, "count": 3, "form": {}}
-    ArrivingTaskIterator(tasks, None).load_state_dict(state)
-    assert len(taken) == skipped
+    arrivals = (Arrival("", {}, n) for n in range(1, 9))
+    iterator = ArrivingTaskIterator(SimpleNamespace(path=path, arrivals=lambda position=None: arrivals))
+    iterator.load_state_dict({"path": "tasks.jsonl", "position": 0, "count": 3, "form": {}})
+    assert next(arrivals).position == skipped + 1
+    assert iterator.state_dict()["position"] == skipped
 
 
 def test_run_that_is_stopped_and_killed_repeatedly_equals_the_undisturbed_one(here, undisturbed, monkeypatch, capsys):
