@@ -68,6 +68,7 @@ class StoredClasses:
         return drawn if self._scale is None else self._scale(drawn)
 
 
+@dataclass(eq=False, repr=False)
 class FewShotTasks(TaskSequence):
     """Task t: some classes of one split, with support examples to adapt on and query examples to be evaluated on.
 
@@ -75,34 +76,28 @@ class FewShotTasks(TaskSequence):
     all of them every ``period`` rounds; without superclasses every class is its own.
     """
 
-    def __init__(
-        self,
-        source: ExampleSource,
-        classes: Sequence[int],
-        length: int,
-        ways: int = 5,
-        shots: int = 5,
-        queries: int = 5,
-        order: str = "iid",
-        period: int = 1000,
-        seed: tuple[int | str, ...] = (0,),
-        superclass: Mapping[int, int] | None = None,
-    ) -> None:
-        self.ways, self.shots = at_least("data.ways", ways, 2), at_least("data.shots", shots, 1)
-        self.per_class = shots + at_least("data.queries", queries, 1)
-        self.order = one_of("data.order", order, ("iid", "drift"))
-        self.period = at_least("data.period", period, 1)
-        if ways > len(classes):
-            split = next((word for word in seed if isinstance(word, str)), "tasks'")
-            raise ValueError(f"data.ways must be at most the {len(classes)} classes of the {split} split, got {ways}")
-        source.require(classes, self.per_class)
-        examples = ways * self.per_class
-        require_memory("data.ways × (data.shots + data.queries)", examples, 4.0 * examples * math.prod(source.shape))
-        self.source = source
-        self.classes = torch.tensor(list(classes))
-        self.superclasses = [c if superclass is None else superclass[c] for c in classes]
-        self.length = at_least("data.length", length, 1)
-        self.seed = seed
+    source: ExampleSource
+    classes: Tensor
+    length: int
+    ways: int = 5
+    shots: int = 5
+    queries: int = 5
+    order: str = "iid"
+    period: int = 1000
+    seed: tuple[int | str, ...] = (0,)
+    superclass: Mapping[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("ways", 2), ("shots", 1), ("queries", 1), ("period", 1)):
+            at_least(f"data.{name}", getattr(self, name), least)
+        one_of("data.order", self.order, ("iid", "drift"))
+        if self.ways > len(self.classes):
+            split = f"{len(self.classes)} classes of the {self.seed[-1]} split"
+            raise ValueError(f"data.ways must be at most the {split}, got {self.ways}")
+        self.per_class = self.shots + self.queries
+        self.source.require(self.classes.tolist(), self.per_class)
+        count = self.ways * self.per_class
+        require_memory("data.ways × (data.shots + data.queries)", count, 4.0 * count * math.prod(self.source.shape))
 
     def task(self, t: int) -> Task:
         generator = torch.Generator().manual_seed(derive_seed(*self.seed, t))
@@ -115,8 +110,9 @@ class FewShotTasks(TaskSequence):
         """Return the unnormalised probability of each class in round t."""
         if self.order == "iid":
             return torch.ones(len(self.classes))
-        names = sorted(set(self.superclasses))
-        place = torch.tensor([names.index(s) / len(names) for s in self.superclasses])
+        groups = [self.superclass[c] if self.superclass else c for c in self.classes.tolist()]
+        names = sorted(set(groups))
+        place = torch.tensor([names.index(group) / len(names) for group in groups])
         return torch.exp(3 * torch.cos(2 * math.pi * (place - t / self.period)))
 
 
@@ -165,19 +161,10 @@ class FewShotStream(Stream):
     ) -> None:
         """Set the tasks of ``train``, ``validation`` and ``test``, whose classes ``splits`` has."""
         for split in sorted(splits, key=lambda split: len(splits[split])):  # the one with fewest classes refuses first
-            trains = split == "train"
-            tasks = FewShotTasks(
-                source,
-                splits[split],
-                self.LENGTHS[split],
-                self.ways,
-                self.shots,
-                self.queries,
-                self.order if trains else "iid",
-                self.period,
-                (self.seed, split) if trains else (split,),
-                superclass,
-            )
+            order, seed = (self.order, (self.seed, split)) if split == "train" else ("iid", (split,))
+            counts = (self.LENGTHS[split], self.ways, self.shots, self.queries)
+            classes = torch.tensor(list(splits[split]))
+            tasks = FewShotTasks(source, classes, *counts, order, self.period, seed, superclass)
             setattr(self, split, tasks)
 
     def task_spec(self) -> dict[str, Any]:

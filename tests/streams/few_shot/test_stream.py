@@ -29,7 +29,7 @@ def test_tasks_are_a_pure_function_of_seed_and_round():
 def test_drift_is_a_bump_over_superclasses_with_the_given_period():
     classes, superclass = [3, 8, 9, 20, 21], {3: 7, 8: 7, 9: 2, 20: 11, 21: 2}
     drift = {"ways": 2, "order": "drift", "period": 40, "superclass": superclass}
-    tasks = FewShotTasks(GeneratedImages(16), classes, 5, **drift)
+    tasks = FewShotTasks(GeneratedImages(16), torch.tensor(classes), 5, **drift)
     place = np.array([1, 1, 0, 2, 0]) / 3  # superclasses 2, 7 and 11 on a circle
     for t in (0, 10, 33):
         expected = np.exp(3 * np.cos(2 * np.pi * (place - t / 40)))
@@ -88,7 +88,7 @@ def test_any_number_of_workers_serves_the_same_tasks(workers):
 )
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        FewShotTasks(GeneratedImages(), range(3), 10, **settings, seed=(0, "train"))
+        FewShotTasks(GeneratedImages(), torch.arange(3), 10, **settings, seed=(0, "train"))
 
 
 def test_classes_are_split_by_lists_first_and_by_ratio_otherwise():
