@@ -131,7 +131,7 @@ KINDS = {
             "fc100": "streams.few_shot.fc100.FC100Stream",
             "images": "streams.few_shot.images.ImageFolderStream",
             "examples": "streams.few_shot.vectors.ExampleStream",
-            "market": "streams.market.stream.MarketStream",
+            "market": "streams.market.MarketStream",
             "quadratic": "streams.quadratic.QuadraticStream",
             "follow": "streams.arriving.FollowStream",
             "sources": "streams.labelled.sources.SourcesStream",

@@ -16,7 +16,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "labelled.imbalance": ["ImbalanceStream"],
         "labelled.regularization": ["RegularizationStream"],
         "tabular": ["ForgettingStream"],
-        "market.stream": ["MarketStream"],
+        "market": ["MarketStream"],
         "arriving": ["FollowStream"],
         "quadratic": ["QuadraticStream", "QuadraticTasks"],
     },

@@ -12,7 +12,7 @@ from everything import TINY, Everything, told
 
 from obbo_lightning.streams.arriving import PARSERS
 from obbo_lightning.streams.labelled.stream import LabelledExamples
-from obbo_lightning.streams.market.prices import read_events, read_prices
+from obbo_lightning.streams.market import read_events, read_prices
 from obbo_lightning.streams.readers import read_examples, read_images, read_npz
 from obbo_lightning.streams.tabular import read_rows
 

@@ -10,7 +10,7 @@ import pytest
 from obbo_lightning import cli
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import read_rounds
-from obbo_lightning.streams.market.prices import simulate_market
+from obbo_lightning.streams.market import simulate_market
 from obbo_lightning.training import run as runs
 
 SMALL = ["--config", "market", "--data.events", "events.csv", "--data.subset", "20", "--data.subsets", "6"]
