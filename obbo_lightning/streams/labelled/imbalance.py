@@ -11,14 +11,8 @@ from obbo_lightning.core.validation import fraction
 from obbo_lightning.networks.mlp import MLP
 from obbo_lightning.problems.imbalance import VectorScaling
 from obbo_lightning.problems.module import ModuleProblem
-from obbo_lightning.streams.labelled.stream import (
-    LabelledExamples,
-    LabelledStream,
-    add_validation,
-    train_on_validation_only,
-    train_with_fixed_outer,
-)
-from obbo_lightning.streams.stream import Metric, Tasks
+from obbo_lightning.streams.labelled.stream import LabelledExamples, LabelledStream, validation_as_training
+from obbo_lightning.streams.stream import Metric
 
 SPREAD = 2.0  # of generated clusters: they overlap, so that frequencies matter
 
@@ -83,18 +77,21 @@ class ImbalanceStream(LabelledStream):
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
         """Run plain training, offsets that know the frequencies, and training on the balanced examples."""
         assert isinstance(problem, ModuleProblem)
-        tasks = Tasks(self.task, rounds)
-        metric, start = self.metric.name, problem.hyper.start()  # offsets of 0, scales of 1
+        start = problem.hyper.start()  # offsets of 0, scales of 1
 
         def outer(t: int) -> Tensor:
             return torch.stack([start[0], torch.cat([self.adjustment(t).to(start), start[0, self.data.classes :]])])
 
-        plain, informed = train_with_fixed_outer(problem, algorithm, tasks, outer, metric)
-        (added,) = train_with_fixed_outer(problem, algorithm, add_validation(tasks), lambda t: start, metric)
+        def add_validation(task: Task) -> Task:
+            more = validation_as_training(task)
+            return task | {name: torch.cat([task[name], values]) for name, values in more.items()}
+
+        plain, informed = self.train_with_fixed_outer(problem, algorithm, rounds, outer)
+        (added,) = self.train_with_fixed_outer(problem, algorithm, rounds, lambda t: start, add_validation)
         return {
             "plain training": plain,
             "offsets that know the frequencies": informed,
-            "the balanced examples alone": train_on_validation_only(problem, algorithm, tasks, metric),
+            "the balanced examples alone": self.train_on_validation_only(problem, algorithm, rounds),
             "the balanced examples added to every batch": added,
         }
 

@@ -12,13 +12,8 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.validation import at_least, decay
 from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.regularization import Regularized
-from obbo_lightning.streams.labelled.stream import (
-    LabelledExamples,
-    LabelledStream,
-    train_on_validation_only,
-    train_with_fixed_outer,
-)
-from obbo_lightning.streams.stream import Metric, Tasks
+from obbo_lightning.streams.labelled.stream import LabelledExamples, LabelledStream
+from obbo_lightning.streams.stream import Metric
 
 CYCLE = 4  # phases until the mix of classes repeats
 SHARPNESS = 3.0  # of the mix: the most frequent class is e^6 times as frequent as the rarest
@@ -100,10 +95,9 @@ class RegularizationStream(LabelledStream):
 
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
         """Run hardly any regularization, the best fixed one of a few, and training on the validation examples."""
-        tasks = Tasks(self.task, rounds)
-        fixed = train_with_fixed_outer(problem, algorithm, tasks, lambda t: torch.tensor(FIXED))
+        fixed = self.train_with_fixed_outer(problem, algorithm, rounds, lambda t: torch.tensor(FIXED))
         return {
             "hardly any regularization": fixed[0],
             "best fixed regularization in hindsight": max(fixed, key=sum),
-            "validation examples only": train_on_validation_only(problem, algorithm, tasks),
+            "validation examples only": self.train_on_validation_only(problem, algorithm, rounds),
         }

@@ -1,7 +1,7 @@
 """Labelled examples in three pools, the base class of streams that train a network on them, and its baselines."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -189,51 +189,40 @@ class LabelledStream(Stream):
         """Return a random generator for one purpose; the words decide the numbers, so they never change."""
         return torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
 
+    def train_with_fixed_outer(
+        self,
+        problem: Problem,
+        algorithm: Algorithm,
+        rounds: int,
+        outer: Callable[[int], Tensor],
+        change: Callable[[Task], Task] | None = None,
+    ) -> list[list[float]]:
+        """Return the metric of each round, lane by lane, for given λ_t ``[lanes, d]``, without hypergradients."""
+        state, found = InnerState(), []
+        for t in range(rounds):
+            at, task = outer(t), self.task(t)
+            task = task if change is None else change(task)
+            oracle = Oracle(problem, at, task, Key(round=t), state.solver_state)
+            inner = algorithm.inner(oracle, algorithm.inner.warm_start(oracle, state.inner))
+            state = InnerState(inner if algorithm.inner.warm_starts else None, None, oracle.solver_state)
+            found.append(problem.scores(at, inner, task)[self.metric.name])
+        by_lane: list[list[float]] = torch.stack(found).T.tolist()
+        return by_lane
 
-def train_with_fixed_outer(
-    problem: Problem,
-    algorithm: Algorithm,
-    tasks: Sequence[Task],
-    outer: Callable[[int], Tensor],
-    metric: str = "accuracy",
-) -> list[list[float]]:
-    """Return the metric of each round, lane by lane, for a given λ_t ``[lanes, d]``; no hypergradients are computed."""
-    state, found = InnerState(), []
-    for t, task in enumerate(tasks):
-        at = outer(t)
-        oracle = Oracle(problem, at, task, Key(round=t), state.solver_state)
-        inner = algorithm.inner(oracle, algorithm.inner.warm_start(oracle, state.inner))
-        state = InnerState(inner if algorithm.inner.warm_starts else None, None, oracle.solver_state)
-        found.append(oracle.outer_loss(inner) if metric == "loss" else problem.scores(at, inner, task)[metric])
-    by_lane: list[list[float]] = torch.stack(found).T.tolist()
-    return by_lane
+    def train_on_validation_only(self, problem: Problem, algorithm: Algorithm, rounds: int) -> list[float]:
+        """Return the metric of each round for a network that is trained on the validation examples only."""
+        if not isinstance(problem, ModuleProblem):
+            raise ValueError(f"problem must be a ModuleProblem to train on its validation loss, got {problem!r}")
+        loss, start = problem.validation_loss, problem.hyper.start()
+        plain = ModuleProblem(problem.network.template, problem.hyper, loss, loss, problem.score_function)
 
+        def replace_training(task: Task) -> Task:
+            kept = {name: values for name, values in task.items() if not name.startswith("train_")}
+            return kept | validation_as_training(task)
 
-def train_on_validation_only(
-    problem: Problem, algorithm: Algorithm, tasks: Sequence[Task], metric: str = "accuracy"
-) -> list[float]:
-    """Return the metric of each round for a network that is trained on the validation examples only."""
-    if not isinstance(problem, ModuleProblem):
-        raise ValueError(f"problem must be a ModuleProblem to train on its validation loss, got {problem!r}")
-    loss, start = problem.validation_loss, problem.hyper.start()
-    plain = ModuleProblem(problem.network.template, problem.hyper, loss, loss, problem.score_function)
-
-    def replaced(t: int) -> Task:
-        kept = {name: values for name, values in tasks[t].items() if not name.startswith("train_")}
-        return kept | _validation_as_training(tasks[t])
-
-    return train_with_fixed_outer(plain, algorithm, Tasks(replaced, len(tasks)), lambda t: start, metric)[0]
+        return self.train_with_fixed_outer(plain, algorithm, rounds, lambda t: start, replace_training)[0]
 
 
-def add_validation(tasks: Sequence[Task]) -> Sequence[Task]:
-    """Return the tasks with the validation examples added to the training batch."""
-
-    def joined(t: int) -> Task:
-        task = tasks[t]
-        return task | {name: torch.cat([task[name], more]) for name, more in _validation_as_training(task).items()}
-
-    return Tasks(joined, len(tasks))
-
-
-def _validation_as_training(task: Task) -> Task:
+def validation_as_training(task: Task) -> Task:
+    """Return the validation examples of a task under the names of training examples."""
     return {n.replace("validation_", "train_", 1): v for n, v in task.items() if n.startswith("validation_")}
