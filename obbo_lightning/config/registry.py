@@ -129,8 +129,8 @@ KINDS = {
         {
             "synthetic": "streams.few_shot.synthetic.SyntheticStream",
             "fc100": "streams.few_shot.fc100.FC100Stream",
-            "images": "streams.few_shot.images.ImageFolderStream",
-            "examples": "streams.few_shot.vectors.ExampleStream",
+            "images": "streams.few_shot.stored.ImageFolderStream",
+            "examples": "streams.few_shot.stored.ExampleStream",
             "market": "streams.market.MarketStream",
             "quadratic": "streams.quadratic.QuadraticStream",
             "follow": "streams.arriving.FollowStream",

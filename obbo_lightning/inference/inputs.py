@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from obbo_lightning.streams.few_shot.images import PixelScaler, channels_first
-from obbo_lightning.streams.few_shot.vectors import FeatureScaler
+from obbo_lightning.streams.few_shot.stored import FeatureScaler, PixelScaler, channels_first
 from obbo_lightning.streams.readers import image_bytes, resize_square
 
 

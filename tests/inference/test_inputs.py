@@ -7,7 +7,7 @@ from PIL import Image
 
 from obbo_lightning import load_model
 from obbo_lightning.inference.inputs import ExampleInputs, ImageInputs, inputs_from
-from obbo_lightning.streams.few_shot.images import ImageFolderStream
+from obbo_lightning.streams.few_shot.stored import ImageFolderStream
 
 GREY = ImageInputs([1, 16, 16], [0.25], [0.5])
 

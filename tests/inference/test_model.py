@@ -15,7 +15,7 @@ from obbo_lightning.inference.inputs import Inputs
 from obbo_lightning.inference.model import AdaptedClassifier
 from obbo_lightning.runs.checkpoints import newest_checkpoint
 from obbo_lightning.solvers import ExactSolution
-from obbo_lightning.streams.few_shot.images import ImageFolderStream
+from obbo_lightning.streams.few_shot.stored import ImageFolderStream
 
 
 def images_of(*stripes, each=3, seed=5):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from obbo_lightning.streams.few_shot.images import PixelScaler, channels_first
-from obbo_lightning.streams.few_shot.stream import FewShotStream, StoredClasses
+from obbo_lightning.streams.few_shot.stored import PixelScaler, StoredClasses, channels_first
+from obbo_lightning.streams.few_shot.stream import FewShotStream
 from obbo_lightning.streams.fingerprints import sha256_of
 from obbo_lightning.streams.readers import read_npz
 

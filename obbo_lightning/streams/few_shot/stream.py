@@ -1,14 +1,11 @@
 """Few-shot tasks from examples by class, and the base classes of few-shot streams."""
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from obbo_lightning.core.problem import Task
@@ -16,10 +13,8 @@ from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of, require_memory
 from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.streams.fingerprints import digest_arrays
 from obbo_lightning.streams.stream import Metric, Stream, TaskSequence
 
-SPLITS = ("train", "validation", "test")
 NETWORK_ARGUMENTS = ("ways", "shape", "channels", "image_size")  # see `network_arguments`
 
 
@@ -34,38 +29,6 @@ class ExampleSource(Protocol):
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
         """Return one random example for each entry of ``classes``, distinct ones for equal (adjacent) entries."""
         ...
-
-
-class StoredClasses:
-    """Examples ``[n, …]`` in memory with the class number of each; ``scale`` turns them into what a network takes."""
-
-    def __init__(
-        self,
-        examples: Tensor,
-        labels: NDArray[np.integer],
-        names: Sequence[str],
-        scale: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self.examples, self.names, self.shape = examples, names, tuple(examples.shape[1:])
-        self.members = {int(c): torch.from_numpy(np.flatnonzero(labels == c)) for c in np.unique(labels)}
-        self._scale = scale
-
-    def require(self, classes: Sequence[int], count: int) -> None:
-        smallest = min(classes, key=lambda c: len(self.members[c]))
-        most = len(self.members[smallest])
-        if count > most:
-            raise ValueError(
-                f"data.shots + data.queries must be at most {most}, all examples of class {self.names[smallest]!r}, "
-                f"got {count}: add examples, leave the class out, or lower them"
-            )
-
-    def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        rows = []
-        for c, count in zip(*(x.tolist() for x in classes.unique_consecutive(return_counts=True)), strict=True):
-            members = self.members[c]
-            rows.append(members[torch.randperm(len(members), generator=generator)[:count]])
-        drawn = self.examples[torch.cat(rows)]
-        return drawn if self._scale is None else self._scale(drawn)
 
 
 @dataclass(eq=False, repr=False)
@@ -169,77 +132,6 @@ class FewShotStream(Stream):
 
     def task_spec(self) -> dict[str, Any]:
         return network_arguments(self.ways, self.train.source.shape)
-
-
-@dataclass(eq=False, repr=False)
-class StoredFewShotStream(FewShotStream):
-    """Few-shot tasks from the labelled examples of a file, kept in memory.
-
-    Args:
-        path: of the file.
-        ratios: shares of train, validation and test among the classes that no list names.
-        train_classes: classes to train on; None: a share of the classes that no list names. Quote names like '010',
-            which YAML reads as numbers.
-        validation_classes: classes of the validation tasks.
-        test_classes: classes of the test tasks.
-    """
-
-    path: str
-    ratios: Sequence[float] = (0.6, 0.2, 0.2)
-    train_classes: Sequence[str | int] | None = None
-    validation_classes: Sequence[str | int] | None = None
-    test_classes: Sequence[str | int] | None = None
-
-    def split_examples(self, examples: NDArray[Any], labels: NDArray[np.generic]) -> NDArray[np.bool_]:
-        """Name and split the classes; return which examples are of training classes."""
-        names, self.numbers = np.unique(labels.astype(str), return_inverse=True)
-        self.names: list[str] = names.tolist()
-        lists = (self.train_classes, self.validation_classes, self.test_classes)
-        self.splits = split_classes(self.names, self.ratios, lists)
-        self._digests = {name: digest_arrays(examples[self.numbers == c]) for c, name in enumerate(self.names)}
-        return np.isin(self.numbers, self.splits["train"])
-
-    def source_digests(self) -> dict[str, str]:
-        """Return a digest of each class's examples, as they are in the file."""
-        return self._digests
-
-    @property
-    def trained_on(self) -> list[str]:
-        """Names of the training classes."""
-        return [self.names[c] for c in self.splits["train"]]
-
-
-def split_classes(
-    names: Sequence[str], ratios: Sequence[float], lists: Sequence[Sequence[str | int] | None]
-) -> dict[str, list[int]]:
-    """Return class numbers of each split: those that its list names, or its share of the classes that no list names.
-
-    >>> split_classes(["ant", "bee", "cat", "dog"], [0.5, 0.25, 0.25], [None, None, ["ant"]])["test"]
-    [0]
-    """
-    if len(ratios) != 3 or min(ratios) < 0 or sum(ratios) <= 0:
-        raise ValueError(f"data.ratios must be three shares, none negative, got {list(ratios)!r}")
-    chosen: dict[str, list[int]] = {}
-    taken: set[str] = set()
-    for split, wanted in zip(SPLITS, lists, strict=True):
-        for name in map(str, wanted or ()):
-            if name not in names or name in taken:
-                raise ValueError(
-                    f"data.{split}_classes must be of the {len(names)} classes, and in no other list, got {name!r}"
-                )
-            taken.add(name)
-        chosen[split] = sorted(names.index(str(name)) for name in wanted or ())
-    free = np.array([i for i, name in enumerate(names) if name not in taken], dtype=int)
-    generator = torch.Generator().manual_seed(derive_seed("classes"))
-    free = free[torch.randperm(len(free), generator=generator).numpy()]
-    shares = {split: share for split, share, wanted in zip(SPLITS, ratios, lists, strict=True) if wanted is None}
-    total = sum(shares.values()) or 1.0
-    ends = [round(len(free) * share / total) for share in itertools.accumulate(shares.values())]
-    for split, members in zip(shares, np.split(free, ends), strict=False):
-        chosen[split] = sorted(members.tolist())
-    if not chosen["train"]:
-        raise ValueError("data.ratios and data.train_classes must leave classes to train on, got none")
-    return chosen
 
 
 def network_arguments(ways: int, shape: Sequence[int]) -> dict[str, Any]:

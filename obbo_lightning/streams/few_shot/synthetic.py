@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.validation import at_least, nonnegative, one_of, require_memory
-from obbo_lightning.streams.few_shot.images import PixelScaler
+from obbo_lightning.streams.few_shot.stored import PixelScaler
 from obbo_lightning.streams.few_shot.stream import FewShotStream
 
 CLASSES = 100

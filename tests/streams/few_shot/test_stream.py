@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from obbo_lightning.streams import SyntheticStream
-from obbo_lightning.streams.few_shot.stream import FewShotTasks, StoredClasses, split_classes
+from obbo_lightning.streams.few_shot.stored import StoredClasses, split_classes
+from obbo_lightning.streams.few_shot.stream import FewShotTasks
 from obbo_lightning.streams.few_shot.synthetic import GeneratedImages
 from obbo_lightning.training.datamodule import StreamDataModule
 
