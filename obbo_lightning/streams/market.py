@@ -3,7 +3,7 @@
 import math
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,19 +21,6 @@ from obbo_lightning.streams.readers import read_table, require_file, require_row
 from obbo_lightning.streams.stream import Metric, Stream, TaskSequence
 
 SIMULATED_EVENTS = 40
-
-
-class BadEvent(NamedTuple):
-    """An event that cannot be used, its file and row, and the reason."""
-
-    source: str
-    row: int
-    ticker: str
-    timestamp: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.source}, row {self.row}, event {self.ticker} {self.timestamp}: {self.reason}"
 
 
 def read_prices(path: Path) -> pl.DataFrame:
@@ -316,11 +303,11 @@ def training_mask(subset: int, validation: str, stride: int, offset: int, seed: 
 
 def _cut_events(
     prices: pl.DataFrame, events: pl.DataFrame, source: str, before: int, after: int, on_bad_event: str
-) -> tuple[np.ndarray, pl.DataFrame, list[BadEvent]]:
+) -> tuple[np.ndarray, pl.DataFrame, list[dict[str, Any]]]:
     """Return prices ``[before + after, events]``, the events, and the events that were skipped."""
     wanted = prices.filter(pl.col("ticker").is_in(events["ticker"].unique().to_list()))
     bars = wanted.partition_by("ticker", as_dict=True)
-    columns, kept, bad = [], [], []
+    columns, kept, bad, messages = [], [], [], []
     seen: dict[tuple[str, np.datetime64], int] = {}
     times = events["timestamp"].to_numpy()
     for i, (row, ticker) in enumerate(events.select("row", "ticker").iter_rows()):
@@ -328,14 +315,16 @@ def _cut_events(
         if seen.setdefault((ticker, times[i]), row) != row:
             found = f"must occur once, and is in row {seen[ticker, times[i]]} too"
         if isinstance(found, str):
-            bad.append(BadEvent(source, row, ticker, format_time(times[i]), found))
+            when = format_time(times[i])
+            bad.append({"source": source, "row": row, "ticker": ticker, "timestamp": when, "reason": found})
+            messages.append(f"{source}, row {row}, event {ticker} {when}: {found}")
             if on_bad_event == "raise":
-                raise ValueError(f"{bad[-1]} (--data.on_bad_event skip leaves it out)")
+                raise ValueError(f"{messages[0]} (--data.on_bad_event skip leaves it out)")
         else:
             columns.append(found)
             kept.append(i)
     if not kept:
-        raise ValueError(f"data.events must leave at least one event that can be used; {bad[0]}")
+        raise ValueError(f"data.events must leave at least one event that can be used; {messages[0]}")
     if bad:
-        warnings.warn(f"{len(bad)} of {len(events)} events skipped: {'; '.join(map(str, bad))}", stacklevel=2)
+        warnings.warn(f"{len(bad)} of {len(events)} events skipped: {'; '.join(messages)}", stacklevel=2)
     return np.ascontiguousarray(np.stack(columns, axis=1)), events[kept].select("ticker", "timestamp"), bad

@@ -104,12 +104,7 @@ def read_examples(
 ) -> tuple[NDArray[np.float64], Labels | None, list[str] | None]:
     """Return the examples ``[n, …]`` and labels of an npz file or a table, and the names of the table's features.
 
-    Args:
-        path: of an npz file (``examples``, ``labels``), or of a CSV or parquet table with one row per example.
-        label: column of a table that holds the labels.
-        key: option that named the file.
-        columns: features of a table, in this order; None: all columns but the label.
-        require_labels: refuse a file without labels.
+    ``key`` is the option that named the file; without ``columns`` all columns of a table but ``label`` are features.
     """
     require_file(key, path, "an npz, csv or parquet file", (".npz", ".csv", ".parquet"))
     if path.suffix.lower() == ".npz":

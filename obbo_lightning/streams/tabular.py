@@ -28,23 +28,14 @@ SPEEDS = (0.0, 0.02, 0.2)  # radians by which the true coefficients turn in 48 r
 
 
 class Rows(NamedTuple):
-    """Rows of a table in the order of time.
-
-    Attributes:
-        names: of the features.
-        features: ``[rows, features]``, finite.
-        target: ``[rows]``; 0 and 1 for a classification.
-        kind: ``classification`` or ``regression``.
-        classes: values of the file that 0 and 1 stand for.
-        skipped: columns without numbers.
-    """
+    """Rows of a table in the order of time."""
 
     names: Sequence[str]
-    features: Numbers
-    target: Numbers
-    kind: str
-    classes: Sequence[str] = ("0", "1")
-    skipped: Sequence[str] = ()
+    features: Numbers  # [rows, features], finite
+    target: Numbers  # [rows]; 0 and 1 for a classification
+    kind: str  # classification or regression
+    classes: Sequence[str] = ("0", "1")  # values of the file that 0 and 1 stand for
+    skipped: Sequence[str] = ()  # columns without numbers
 
 
 def read_rows(path: Path, target: str | None, features: Sequence[str] | None = None, kind: str = "auto") -> Rows:
@@ -132,12 +123,6 @@ class PastAndNext(TaskSequence):
 
     All values are scaled by the mean and deviation of the rows before block t + n; features are then clipped, and a
     constant 1 is added to them. Rows after the last complete block are not used.
-
-    Args:
-        rows: in the order of time.
-        block: rows per block.
-        past: n.
-        clip: largest absolute value of a scaled feature.
     """
 
     def __init__(self, rows: Rows, block: int, past: int, clip: float) -> None:
@@ -171,8 +156,8 @@ class PastAndNext(TaskSequence):
         """Return mean and deviation by which the target of block t + n is scaled; classes are not scaled."""
         if self.kind == "classification":
             return 0.0, 1.0
-        mean, deviation = (float(values[t + self.past - 1, 0]) for values in self._target_scales)
-        return mean, deviation
+        mean, deviation = self._target_scales
+        return float(mean[t + self.past - 1, 0]), float(deviation[t + self.past - 1, 0])
 
     def frequency(self, t: int) -> float:
         """Return the mean of the target in all rows before block t + n."""
@@ -240,9 +225,10 @@ class ForgettingStream(Stream):
         at_least("data.block", block, 1)
         at_least("data.past", past, 2)
         positive("data.clip", clip)
-        for key, value in (("target", target), ("features", features)):
-            if csv is None and value is not None:
-                raise ValueError(f"data.{key} needs data.csv, got {value!r} without any")
+        if csv is None and (target or features):
+            raise ValueError(
+                f"data.target and data.features need data.csv, got {target!r} and {features!r} without any"
+            )
         rows = generate_rows(kind, seed) if csv is None else read_rows(Path(csv).expanduser(), target, features, kind)
         least, count = (past + 1) * block, len(rows.target)
         if count < least:
@@ -289,9 +275,12 @@ class ForgettingStream(Stream):
             plain.append(self._without_model(t, task))
         *by_factor, last = torch.stack(fixed).T
         best = min(range(len(FACTORS)), key=lambda i: float(by_factor[i].mean()))
-        named = {f"best fixed forgetting ({FACTORS[best]:g})": by_factor[best], "equal weights": by_factor[-1]}
-        found = {name: values.tolist() for name, values in {**named, "last block only": last}.items()}
-        return found | {name: [losses[name] for losses in plain] for name in plain[0]}
+        return {
+            f"best fixed forgetting ({FACTORS[best]:g})": by_factor[best].tolist(),
+            "equal weights": by_factor[-1].tolist(),
+            "last block only": last.tolist(),
+            **{name: [losses[name] for losses in plain] for name in plain[0]},
+        }
 
     def _without_model(self, t: int, task: Task) -> dict[str, float]:
         y = task["y_new"]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -330,11 +331,10 @@ def of_files(files, *flags):
 def test_events_with_bad_prices_are_refused_or_skipped(files, change, message, refusal):
     change(pl.read_parquet(files[0])).write_parquet(files[0])
     assert message in refusal(*of_files(files))
-    with pytest.warns(UserWarning, match="1 of 3 events skipped: "):
+    with pytest.warns(UserWarning, match=f"1 of 3 events skipped: .*{re.escape(message)}"):
         stream = small_stream(files, on_bad_event="skip")
     assert len(stream.skipped) == 1
     assert len(stream.lanes) == 2
-    assert message in str(stream.skipped[0])
 
 
 def test_bad_events_are_named_with_their_file_and_row(files):
@@ -347,8 +347,14 @@ def test_bad_events_are_named_with_their_file_and_row(files):
     with pytest.warns(UserWarning, match="5 of 6 events skipped"):
         stream = small_stream(files, on_bad_event="skip")
     assert stream.lanes["ticker"].to_list() == ["SIM000"]
-    assert [(bad.row, bad.ticker[-1]) for bad in stream.skipped] == [(2, "1"), (3, "0"), (4, "1"), (5, "0"), (6, "1")]
-    repeated = {bad.reason for bad in stream.skipped if bad.ticker == "SIM000"}
+    assert [(bad["row"], bad["ticker"][-1]) for bad in stream.skipped] == [
+        (2, "1"),
+        (3, "0"),
+        (4, "1"),
+        (5, "0"),
+        (6, "1"),
+    ]
+    repeated = {bad["reason"] for bad in stream.skipped if bad["ticker"] == "SIM000"}
     assert repeated == {"must occur once, and is in row 1 too"}
     with pytest.raises(ValueError, match=r"^\S+prices.parquet, row \d+, event SIM001 .* timestamps must increase"):
         MarketStream(str(files[0]), **SMALL, lookback=20, threshold=5.0)

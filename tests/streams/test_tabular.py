@@ -111,7 +111,9 @@ def test_unreadable_files_are_refused(tmp_path):
     (tmp_path / "ragged.csv").write_text("a,y\n1,2\n1,2,3,4\n")
     with pytest.raises(ValueError, match=r"ragged\.csv cannot be read as CSV: "):
         ForgettingStream(str(tmp_path / "ragged.csv"), "y")
-    with pytest.raises(ValueError, match=r"data\.target needs data\.csv, got 'y' without any"):
+    with pytest.raises(
+        ValueError, match=r"data\.target and data\.features need data\.csv, got 'y' and None without any"
+    ):
         ForgettingStream(target="y")
     with pytest.raises(ValueError, match=r"must have at least 93000 rows, .* got 30240 generated ones"):
         ForgettingStream(block=3000)
