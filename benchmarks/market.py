@@ -19,8 +19,7 @@ from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.core.problem import Task
 from obbo_lightning.problems.spline import SmoothingSpline, spline_task
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.training.allocator import keep_freed_memory
-from obbo_lightning.training.run import fit
+from obbo_lightning.training.run import fit, keep_freed_memory
 
 LANES, SUBSET, ROUNDS = 440, 700, 600
 

@@ -31,8 +31,7 @@ from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.streams.few_shot.fc100 import FC100Stream
 from obbo_lightning.streams.few_shot.stream import FewShotStream
 from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
-from obbo_lightning.training.allocator import keep_freed_memory
-from obbo_lightning.training.run import fit
+from obbo_lightning.training.run import fit, keep_freed_memory
 
 GRADIENTS = 20  # timed together: one alone is over before the machine has settled
 BLOCK = 25  # rounds of `fit` between two looks at the clock, one checkpoint among them

@@ -28,7 +28,7 @@ from obbo_lightning.core.round import run_round
 from obbo_lightning.streams.few_shot.fc100 import FC100Stream
 from obbo_lightning.streams.few_shot.stream import FewShotStream
 from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
-from obbo_lightning.training.allocator import keep_freed_memory
+from obbo_lightning.training.run import keep_freed_memory
 
 
 def main() -> None:

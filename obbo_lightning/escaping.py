@@ -1,8 +1,7 @@
 """Escape untrusted strings (names of files, classes, tickers, labels) for terminals, matplotlib and spreadsheets.
 
 A terminal obeys escape sequences, matplotlib typesets text between dollar signs, and a spreadsheet computes cells that
-begin like a formula. HTML pages and LaTeX tables are escaped where they are written: `experiments.report` and
-`experiments.report_data`.
+begin like a formula. HTML pages are escaped where they are written: `experiments.report`.
 """
 
 import re

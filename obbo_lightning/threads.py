@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 # An OpenMP thread that waits for another one spins before it sleeps. Beside other work it takes the core that the other
-# thread needs: a round of the default took 50 times as long. A bound costs nothing on an idle machine. Too small a bound
-# lets threads sleep between two operations, and waking them takes long beside other work.
+# thread needs: a round of the default configuration took 50 times as long. A bound costs nothing on an idle machine.
+# With too small a bound threads sleep between two operations, and waking them takes long beside other work.
 BOUNDS = {"GOMP_SPINCOUNT": "80000", "KMP_BLOCKTIME": "1"}
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 

@@ -22,3 +22,9 @@ def pytest_collection_modifyitems(items):
     """Files with slow tests come first, so that both workers end at about the same time."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Draw no figures, which takes longer than a small run."""
+    monkeypatch.setattr("obbo_lightning.training.run.draw_figures", lambda *arguments: [])

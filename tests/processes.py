@@ -1,7 +1,7 @@
-"""Real processes that are there at once: forks of this one, which has imported everything already.
+"""Real processes that start at once: forks of this one, which has imported everything already.
 
-They get real signals and die real deaths. Threads do not survive a fork: this process must never have computed with
-several of OpenMP, and a fork must not play a run to its end, which is summarised by polars.
+They receive real signals. Threads do not survive a fork: this process must never have computed with several OpenMP
+threads, and a fork must not finish a run, which is summarised by polars.
 """
 
 import os
@@ -16,16 +16,16 @@ from obbo_lightning import cli
 
 
 class Forked:
-    """``obbo`` with these arguments in a process of its own, in ``folder``; what it says goes to ``errors`` there."""
+    """``obbo`` with some arguments in a process of its own, in ``folder``; its output goes to the file ``errors``."""
 
     def __init__(self, folder, *arguments):
         self.errors = Path(folder) / "errors"
         self.returncode = None
         self.pid = os.fork()
         if self.pid == 0:
-            _become(folder, self.errors, arguments)
+            _run(folder, self.errors, arguments)
 
-    def said(self):
+    def output(self):
         return self.errors.read_text()
 
     def send_signal(self, signum):
@@ -43,22 +43,22 @@ class Forked:
                 return self.returncode
             time.sleep(0.01)
         self.send_signal(signal.SIGKILL)
-        raise AssertionError(f"it has not ended after {seconds} seconds: {self.said()}")
+        raise AssertionError(f"it has not ended after {seconds} seconds: {self.output()}")
 
 
-def _become(folder, errors, arguments):
+def _run(folder, errors, arguments):
     code = 1
     try:
         os.setsid()
         os.chdir(folder)
-        said = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        output = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, mode) for i, mode in enumerate("rww"))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        warnings.resetwarnings()  # pytest makes errors of them
+        warnings.resetwarnings()  # pytest makes them errors
         code = cli.main(list(arguments))
     except SystemExit as end:
         code = end.code

@@ -4,7 +4,7 @@ import argparse
 
 from obbo_lightning.inference.export import export_model
 from obbo_lightning.inference.model import LearnedClassifier
-from obbo_lightning.runs.console import PlainConsole
+from obbo_lightning.runs.summary import PlainConsole
 
 
 def run(arguments: argparse.Namespace) -> int:

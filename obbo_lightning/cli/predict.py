@@ -17,8 +17,8 @@ from obbo_lightning.inference.predictions import (
     read_query,
     read_support,
 )
-from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.summary import PlainConsole
 
 FIRST_ROWS = 8  # rows of a table that are printed
 

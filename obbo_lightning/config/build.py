@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any
 
 from obbo_lightning.config.parse import COMPONENTS, Config, component_class, section
+from obbo_lightning.config.registry import find_component
 from obbo_lightning.core.algorithm import Algorithm
+from obbo_lightning.core.parameter_groups import COMPONENTS as GROUP_COMPONENTS
 from obbo_lightning.core.problem import Problem
 from obbo_lightning.streams.stream import Stream
 
@@ -46,7 +48,24 @@ def _build(config: Config, path: str, **extra: Any) -> Any:
     for key, value in arguments.items():
         if f"{path}.{key}" in COMPONENTS:
             arguments[key] = None if value is None else _build(config, f"{path}.{key}")
+    if isinstance(arguments.get("groups"), dict):
+        arguments["groups"] = {name: _build_group(name, given) for name, given in arguments["groups"].items()}
     return _construct(path, cls, lambda: cls(**arguments, **extra))
+
+
+def _build_group(group: str, settings: Any) -> Any:
+    """Return the settings of a parameter group with its geometry, regularizer and domain constructed."""
+    if not isinstance(settings, dict):
+        return settings  # the algorithm refuses them
+    built = dict(settings)
+    for key in GROUP_COMPONENTS.keys() & settings.keys():
+        given = {"name": settings[key]} if isinstance(settings[key], str) else settings[key]
+        if isinstance(given, dict) and isinstance(given.get("name"), str):
+            path = f"algorithm.groups.{group}.{key}"
+            cls: Callable[..., Any] = find_component(key, given["name"], path)
+            arguments = {name: value for name, value in given.items() if name != "name"}
+            built[key] = _construct(path, cls, partial(cls, **arguments))
+    return built
 
 
 def _construct(path: str, cls: Any, make: Callable[[], Any]) -> Any:

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from obbo_lightning.config.registry import require_trusted_values
 class RunDirectory:
     """Paths of the files of a run in ``<output>/<experiment>/<algorithm>-<time>/``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, new_parents: Sequence[Path] = ()) -> None:
+        self._new_parents = new_parents  # folders that `create` had to make
         self.set_path(path)
 
     def set_path(self, path: Path) -> None:
@@ -48,6 +49,7 @@ class RunDirectory:
         stem = f"{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         for attempt in range(1, 1000):
             path = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
+            new_parents = [folder for folder in (parent, parent.parent) if not folder.exists()]
             try:
                 path.mkdir(parents=True)
             except FileExistsError:
@@ -60,7 +62,7 @@ class RunDirectory:
                 raise ValueError(
                     f"output must be a directory that can be written, got {output!r}: {error.strerror}"
                 ) from None
-            return cls(path)
+            return cls(path, new_parents)
         raise ValueError(f"output must have a free name for {parent / stem}, got none")
 
     @classmethod
@@ -71,7 +73,8 @@ class RunDirectory:
             raise ValueError(f"{path} must be a run directory, got one without {run.config.name}")
         folders = (run.path, run.checkpoints, run.figures)
         inside = run.checkpoints.glob("round-*")
-        for place in (place for place in (*vars(run).values(), *inside) if place.exists()):
+        files = [place for place in vars(run).values() if isinstance(place, Path)]
+        for place in (place for place in (*files, *inside) if place.exists()):
             if place.is_dir() != (place in folders):
                 raise ValueError(f"{place} must be a {'folder' if place in folders else 'file'}, and is not")
         return run
@@ -90,10 +93,10 @@ class RunDirectory:
         return self.summary.is_file()
 
     def discard(self) -> None:
-        """Remove a new directory in which no run was started, and parent folders that are empty without it."""
+        """Remove a new directory in which no run was started, and the folders that were made for it."""
         if not self.config.exists():
             shutil.rmtree(self.path, ignore_errors=True)
-            for folder in list(self.path.parents)[:2]:
+            for folder in self._new_parents:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
@@ -126,21 +129,24 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield an empty file beside ``path`` that takes its place at the end, with file and folder synced.
+def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
+    """Yield an empty file beside ``path`` that takes its place at the end.
 
-    Its name cannot be guessed and it must not exist, so that no planted link is followed.
+    Its name cannot be guessed and it must not exist, so that no planted link is followed. ``durable``: file and folder
+    are synced, so that the replacement survives a power cut.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666))
     try:
         yield aside
-        sync(aside)
+        if durable:
+            sync(aside)
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

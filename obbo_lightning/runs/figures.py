@@ -58,10 +58,10 @@ def _new_figure() -> Figure:
     return figure
 
 
-def read_baselines(path: Path | None) -> dict[str, np.ndarray]:
+def read_baselines(path: Path) -> dict[str, np.ndarray]:
     """Read baselines.csv: one number per round, by name; empty where there is no file."""
-    beside = pl.read_csv(path) if path is not None and path.exists() else pl.DataFrame()
-    return {escape_mathtext(column.name): column.to_numpy() for column in beside if column.name != "round"}
+    table = pl.read_csv(path) if path.exists() else pl.DataFrame()
+    return {escape_mathtext(column.name): column.to_numpy() for column in table if column.name != "round"}
 
 
 def _draw_regret(axes: Axes, table: dict[str, np.ndarray], title: str) -> None:

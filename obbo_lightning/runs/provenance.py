@@ -72,7 +72,15 @@ class Provenance(NamedTuple):
         """
         before = read_provenance(run)
         now = cls(
-            current_versions(), config["threads"], 0, config["rounds"], decisive_keys(config), {}, sources, {}, {}
+            versions=current_versions(),
+            threads=config["threads"],
+            rounds=0,
+            planned=config["rounds"],
+            config=decisive_keys(config),
+            replaced={},
+            sources=sources,
+            tables={},
+            closing={},
         )
         if before is not None:
             keys = {**before.config, **now.config}
@@ -235,13 +243,12 @@ def require_resumable(run: RunDirectory, rounds: int, saved: Provenance | None) 
         warnings.warn(f"the run used {', '.join(others)}: its last digits may differ", stacklevel=3)
 
 
-def restore_tables(run: RunDirectory, rounds: int, saved: Provenance | None) -> None:
+def restore_tables(run: RunDirectory, rounds: int, tables: dict[str, TableMark]) -> None:
     """Restore the tables of a checkpoint that passed `require_resumable`, and remove what a killed process left."""
     for left in (*run.path.glob(".*.part"), *run.checkpoints.glob(".*.part")):
         left.unlink()
     if rounds:
         restore_timings(run.timings, rounds)
-    tables = saved.tables if saved else {}
     for name, mark in tables.items():
         restore_rows(run.path / name, mark, mark["rows"] + _saved_before_row(tables, rounds))
 

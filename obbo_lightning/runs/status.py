@@ -1,6 +1,8 @@
 """Which process owns a run, and what it is doing: a lock, a status file, and the lines of `watch`."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import socket
@@ -11,28 +13,29 @@ from typing import Any
 
 import filelock
 
-from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.directory import RunDirectory, replacing
 
 PATIENCE = 0.5  # seconds to wait for the lock, which `watch` holds for an instant
 INTERVAL = 1.0  # seconds between two updates of the numbers in status.json
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks
 
 
 class RunStatus:
     """Ownership of a run by this process, and ``status.json`` for `watch`.
 
-    The lock belongs to the process: the system releases it when the process dies.
+    The lock belongs to the process: the system releases it when the process dies. On a file system without locks
+    nobody can know who owns a run.
     """
 
     def __init__(self) -> None:
-        self._lock: filelock.BaseFileLock | None = None
-        self._path = Path()
+        self._path: Path | None = None  # of status.json, while this process owns the run
         self._content: dict[str, Any] = {}
         self._written = -INTERVAL
 
     @contextlib.contextmanager
     def own(self, run: RunDirectory) -> Iterator[None]:
         """Hold the lock of a run; refuse a run that another process holds, and name that process."""
-        if self._lock is not None:  # a nested call
+        if self._path is not None:  # a nested call
             yield
             return
         lock = filelock.FileLock(run.lock, timeout=PATIENCE)
@@ -43,42 +46,45 @@ class RunStatus:
             who = f"process {owner.get('pid', 'unknown')} on {owner.get('host', 'an unknown host')}"
             raise ValueError(f"{run.path} is in use by {who}: wait for it, or stop it") from None
         except OSError as error:
-            raise ValueError(f"{run.lock} must be a file that can be written, got {error.strerror}") from None
-        self._lock, self._path = lock, run.status
+            if error.errno not in NO_LOCKS:
+                raise ValueError(f"{run.lock} must be a file that can be written, got {error.strerror}") from None
+        self._path = run.status
         try:
             yield
         finally:
-            self._lock = None
+            self._path = None
             lock.release()
 
     def set(self, doing: str, **numbers: Any) -> None:
         """Write what the run is doing, and numbers by name; numbers alone are written once in a second."""
         due = doing != self._content.get("doing") or time.monotonic() - self._written >= INTERVAL
-        if self._lock is None or not due:
+        self._content |= {"doing": doing, **numbers}
+        if self._path is None or not due:
             return
         self._written = time.monotonic()
-        self._content |= {"doing": doing[:200], **numbers, "pid": os.getpid(), "host": socket.gethostname()}
-        aside = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
-        aside.write_text(json.dumps(self._content) + "\n")
-        os.replace(aside, self._path)
+        process = {"pid": os.getpid(), "host": socket.gethostname()}
+        with replacing(self._path, durable=False) as aside:
+            aside.write_text(json.dumps({**self._content, **process}) + "\n")
 
 
 def describe_run(run: RunDirectory) -> str:
     """Return one line for `watch`: what the run is doing, its numbers, and the time left."""
     status = _read(run.status)
-    doing = str(status.pop("doing", "not started"))
+    doing = str(status.pop("doing", "not started"))[:200]
     running = _is_running(run)
     if run.finished:
-        doing = "finished"
+        doing, running = "finished", False
     elif running is False and doing != "not started" and not doing.startswith("stopped"):
         doing = f"dead (was {doing})"
     words = [str(run.path), doing]
     if "round" in status:
-        words.append(f"round {status['round']} of {status['rounds']}")
+        planned = status.get("rounds")
+        words.append(f"round {status['round']}" + ("" if planned is None else f" of {planned}"))
     speed, left = status.pop("rounds_per_second", None), status.pop("seconds_left", None)
     words += [f"{name} {value:.4g}" for name, value in status.items() if isinstance(value, float)]
     words += [f"{speed:.3g} rounds/s"] if isinstance(speed, float) else []
-    return "  ".join([*words, f"{_duration(left)} left"] if running and isinstance(left, int) else words)
+    predictable = running and isinstance(left, int) and not doing.startswith("waiting")
+    return "  ".join([*words, f"{_duration(left)} left"] if predictable else words)
 
 
 def find_run_directories(paths: list[Path]) -> list[RunDirectory]:
@@ -93,16 +99,20 @@ def find_run_directories(paths: list[Path]) -> list[RunDirectory]:
 
 
 def _is_running(run: RunDirectory) -> bool | None:
-    """Return whether a process holds the lock of a run; None where that cannot be known."""
-    if not run.lock.exists():
-        return False
+    """Return whether a process holds the lock of a run; None where that cannot be known.
+
+    A shared lock, so that several processes can look at the same time.
+    """
     try:
-        with filelock.FileLock(run.lock, timeout=0):
-            return False
-    except filelock.Timeout:
+        with run.lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    except FileNotFoundError:
+        return False
     except OSError:
         return None
+    return False
 
 
 def _read(path: Path) -> dict[str, Any]:

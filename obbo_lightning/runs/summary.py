@@ -1,4 +1,4 @@
-"""The numbers of a run that people compare: summary.json and the closing table."""
+"""The numbers of a run that people compare: summary.json and the closing table in the terminal."""
 
 import math
 import statistics
@@ -10,11 +10,13 @@ import polars as pl
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from obbo_lightning.config.parse import Config, component_class
 from obbo_lightning.config.registry import short_name
 from obbo_lightning.core.regret import REGRETS
 from obbo_lightning.core.statistics import mean_and_error
+from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.problems.forgetting import Forgetting
 from obbo_lightning.streams.stream import Metric
@@ -128,6 +130,17 @@ def replace_nonfinite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [replace_nonfinite(below) for below in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class PlainConsole(Console):
+    """Rich console that escapes every string: ``[red]`` in a name and escape sequences are shown as text."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Escape a string; Rich calls this for everything it prints, cells and titles of tables included."""
+        return super().render_str(escape_terminal(text), **{**options, "markup": False, "emoji": False})
 
 
 def print_summary(

@@ -11,6 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
+from obbo_lightning.config.parse import ConfigError
 from obbo_lightning.core.distributed import Shard, lanes_of_rank, tasks_of_rank
 from obbo_lightning.core.memory import InnerState, TaskEntry
 from obbo_lightning.core.problem import Problem
@@ -36,15 +37,15 @@ def require_strategy(trainer: L.Trainer, problem: Problem, lanes: int, tasks_per
     strategy, ranks = trainer.strategy, trainer.world_size
     if not isinstance(strategy, (DDPStrategy, SingleDeviceStrategy)):
         name = type(strategy).__name__
-        raise ValueError(f"trainer.strategy must be auto or ddp, got {name}: an outer variable is not sharded")
+        raise ConfigError(f"trainer.strategy must be auto or ddp, got {name}: an outer variable is not sharded")
     if ranks == 1:
         return
     if "MultiProcessing" in type(strategy.launcher).__name__:
-        raise ValueError("trainer.strategy must be ddp, got one that spawns or forks: a run's files have one owner")
+        raise ConfigError("trainer.strategy must be ddp, got one that spawns or forks: a run's files have one owner")
     divides_tasks = tasks_per_round > 1 and tasks_per_round % ranks == 0
     divides_lanes = tasks_per_round == 1 and lanes >= ranks and problem.provides("select_lanes")
     if not (divides_tasks or divides_lanes):
-        raise ValueError(f"tasks_per_round must be a multiple of the {ranks} processes, got {tasks_per_round}")
+        raise ConfigError(f"tasks_per_round must be a multiple of the {ranks} processes, got {tasks_per_round}")
 
 
 class Processes:

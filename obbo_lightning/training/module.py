@@ -148,7 +148,11 @@ class OnlineBilevelModule(L.LightningModule):
             )
 
     def training_step(self, tasks: list[Task], batch_idx: int) -> dict[str, Any]:
-        """Run round t; returns the `Round` and its metrics, which callbacks may extend before they are logged."""
+        """Run round t.
+
+        Returns the `Round`, its metrics, which callbacks may extend before they are logged, and whether this round is
+        logged (``log``).
+        """
         step = self.outer_step.step
         if step is None:
             raise RuntimeError("training_step needs the BregmanOuterStep callback: run it through a Trainer")
@@ -157,15 +161,15 @@ class OnlineBilevelModule(L.LightningModule):
         self.states = finished.states
         metrics = {"round": self.trainer.global_step, **finished.metrics()}
         self._set_callback_metrics(metrics)
-        return {"round": finished, "metrics": metrics}
+        every = getattr(self.trainer, "log_every_n_steps", 1)  # Lightning sets it, without a type
+        return {"round": finished, "metrics": metrics, "log": self.trainer.global_step % max(1, every) == 0}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log all metrics of the round in one call per logger; Lightning calls this after all callbacks.
 
         `self.log` for each number would take longer than a small round itself.
         """
-        every = getattr(self.trainer, "log_every_n_steps", 1)  # Lightning sets it, without a type
-        if self.trainer.global_step % max(1, every) == 0:
+        if outputs["log"]:
             known = {name: value for name, value in outputs["metrics"].items() if value is not None}
             for logger in self.trainer.loggers:
                 logger.log_metrics(known, step=self.trainer.global_step)

@@ -21,6 +21,7 @@ class RoundProgress(L.Callback):
     def __init__(self, metric: str, console: Console) -> None:
         self.metric, self.console = metric, console
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._metrics: dict[str, Any] = {}  # of the last round
         self._progress: Progress | None = None
         self._bar = TaskID(0)
 
@@ -45,15 +46,18 @@ class RoundProgress(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Update the bar."""
-        if self._progress is None:
-            return
-        metrics = outputs["metrics"]
-        self._recent.append(float(metrics[self.metric] or 0.0))
+        if self._progress is not None:
+            self._metrics = outputs["metrics"]
+            self._recent.append(float(self._metrics[self.metric] or 0.0))
+            self._update(trainer)
+
+    def _update(self, trainer: L.Trainer) -> None:
+        assert self._progress is not None
         test = trainer.callback_metrics.get(f"test_{self.metric}")
         speed = self._progress.tasks[0].speed or self._progress.tasks[0].finished_speed or 0.0
         text = f"{self.metric} {sum(self._recent) / len(self._recent):.4g}"
         text += "" if test is None else f"  test {float(test):.4g}"
-        text += f"  regret {metrics['regret/euclidean']:.3g}  {speed:.1f}/s"
+        text += f"  regret {self._metrics['regret/euclidean']:.3g}  {speed:.1f}/s"
         self._progress.update(self._bar, completed=trainer.global_step, text=text)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -61,7 +65,9 @@ class RoundProgress(L.Callback):
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Leave the bar as it is."""
+        """Show the last evaluation, which follows the last round, and leave the bar as it is."""
         if self._progress is not None:
+            if self._metrics:
+                self._update(trainer)
             self._progress.stop()
             self._progress = None

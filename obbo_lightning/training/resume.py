@@ -13,7 +13,6 @@ from obbo_lightning.runs.provenance import (
     Provenance,
     require_resumable,
     require_same_data,
-    restore_tables,
     saved_provenance,
 )
 from obbo_lightning.runs.status import RunStatus
@@ -43,7 +42,8 @@ class ResumePoint(NamedTuple):
             return cls(None, 0, False)
         chosen = verify_checkpoint(checkpoint) if checkpoint else newest_checkpoint(run.checkpoints)
         content = read_checkpoint(chosen)
-        return cls(chosen, content["global_step"], content["ended"], saved_provenance(content, chosen))
+        saved = saved_provenance(content, chosen)
+        return cls(chosen, content["global_step"], content["ended"], saved)
 
 
 def resume(
@@ -97,10 +97,6 @@ def _resume(
         )
     sources = {} if point.saved is None else point.saved.sources
     require_same_data(run, components.stream, point.rounds, config["tasks_per_round"], sources, bool(data))
-    if is_rank_zero():
-        restore_tables(run, point.rounds, point.saved)
-        # Before config.yaml has more rounds: if the process dies in between, the run is to be finished as it was.
-        run.summary.unlink(missing_ok=True)
     return fit_to_exit_code(config, run, components, point.checkpoint, status)
 
 

@@ -1,6 +1,10 @@
 """One run, from its configuration to its summary and exit code."""
 
+import contextlib
+import ctypes
+import logging
 import os
+import platform
 import sys
 import traceback
 import warnings
@@ -10,18 +14,22 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import polars as pl
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
-from obbo_lightning.config.parse import Config
+from obbo_lightning.config.parse import Config, ConfigError, callback_entries
+from obbo_lightning.config.registry import find_component
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.validation import at_least, require_memory
 from obbo_lightning.escaping import escape_terminal
-from obbo_lightning.runs.console import PlainConsole
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.status import RunStatus
 from obbo_lightning.runs.summary import (
+    PlainConsole,
     print_summary,
     replace_nonfinite,
     run_title,
@@ -33,18 +41,23 @@ from obbo_lightning.runs.summary import (
 from obbo_lightning.streams.arriving import DamagedTaskError
 from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.threads import take_threads
-from obbo_lightning.training.allocator import keep_freed_memory
+from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.datamodule import StreamDataModule
-from obbo_lightning.training.distributed import is_rank_zero, local_processes, lost_rank
+from obbo_lightning.training.distributed import is_rank_zero, local_processes, lost_rank, require_strategy
 from obbo_lightning.training.loggers import finish_logger, make_logger
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.progress import RoundProgress
 from obbo_lightning.training.run_writer import RunWriter
 from obbo_lightning.training.signals import Stopped
-from obbo_lightning.training.trainer import make_trainer, require_trainer
 
 LEAST_TASK = 1000  # bytes of a task, at least
 MOST_WORKERS = 1000
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # names and numbers of malloc.h
+IGNORED_WARNINGS = (
+    ".*callbacks used to create the checkpoint.*",  # evaluating a run needs none of them
+    ".*Checkpoint directory .* exists and is not empty.*",  # a continued run has checkpoints
+    ".*`srun` command is available.*",  # a run on a login node, or one process of a grid
+)
 
 
 class RunFailedError(Exception):
@@ -80,6 +93,8 @@ def build(config: Config) -> Components:
     count = at_least("evaluation.tasks", config["evaluation"]["tasks"], 1)
     if len(test) and count > len(test):
         raise ValueError(f"evaluation.tasks must be at most the {len(test)} test tasks, got {count}")
+    for key in ("evaluation", "checkpoint"):
+        at_least(f"{key}.every", config[key]["every"], 1)
     module = OnlineBilevelModule(
         problem,
         build_algorithm(config),
@@ -92,8 +107,6 @@ def build(config: Config) -> Components:
     )
     if first is not None:
         module.algorithm.inner.require_start(problem, module.outer.detach(), first)
-    at_least("evaluation.every", config["evaluation"]["every"], 1)
-    at_least("checkpoint.every", config["checkpoint"]["every"], 1)
     data = StreamDataModule(
         stream,
         rounds=config["rounds"],
@@ -104,6 +117,20 @@ def build(config: Config) -> Components:
         record_fingerprints=True,
     )
     return Components(module, data, stream, [validation[i] for i in range(len(validation))[:count]])
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed memory instead of returning it to the system and allocating it again.
+
+    A round frees and allocates the same few hundred megabytes many times, and pays with page faults: on 2 CPU cores a
+    product with the Hessian of an FC100 task took 112 ms without and 65 ms with this. Changes speed only.
+    Returns whether there was a glibc.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    # From the heap up to glibc's largest threshold, in steps of 64 MB, and trimmed only above 1 GB of free memory.
+    return all([mallopt(M_MMAP_THRESHOLD, 32 << 20), mallopt(M_TOP_PAD, 64 << 20), mallopt(M_TRIM_THRESHOLD, 1 << 30)])
 
 
 def _evaluation_tasks(config: Config, stream: Stream) -> tuple[Sequence[Task], Sequence[Task]]:
@@ -136,6 +163,76 @@ def _require_sizes(config: Config, start: Tensor, first: Task | None) -> None:
         raise ValueError(f"workers must be at most {MOST_WORKERS}, got {config['workers']}")
 
 
+def make_trainer(
+    config: Config, callbacks: Sequence[L.Callback] = (), root: Path | None = None, evaluating: bool = False
+) -> L.Trainer:
+    """Return a Trainer without loggers for a run, or for evaluating one.
+
+    Args:
+        config: complete configuration of the run.
+        callbacks: ours, which are called after the user's.
+        root: where callbacks and profilers write unless they are given another place.
+        evaluating: leave the user's callbacks out, and evaluate all tasks.
+    """
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in IGNORED_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    given = {k: v for k, v in config["trainer"].items() if v is not None}
+    users = [] if evaluating else [_make_callback(entry) for entry in callback_entries(config["trainer"])]
+    plugins = given.get("plugins") or []
+    # RunWriter evaluates rounds before they are saved; Lightning validates as well only where asked to.
+    validation = {"val_check_interval", "limit_val_batches"} & set(given)
+    fixed = {
+        "max_epochs": 1,
+        "use_distributed_sampler": False,  # processes divide the tasks of a round
+        "enable_progress_bar": False,  # ours shows rounds
+        "inference_mode": False,  # adapting needs gradients
+        "logger": False,
+        "callbacks": [*users, *callbacks],
+        "plugins": [*(plugins if isinstance(plugins, list) else [plugins]), ExactCheckpoints()],
+    }
+    defaults = {
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in (*users, *callbacks)),
+        "enable_model_summary": False,
+        "limit_val_batches": 1.0 if evaluating or validation else 0,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+        "default_root_dir": root,
+    }
+    if evaluating:
+        given = {k: v for k, v in given.items() if k not in validation}
+    try:
+        return L.Trainer(**{**defaults, **given, **fixed})
+    except (MisconfigurationException, ValueError, RuntimeError, TypeError, ImportError) as refusal:
+        named = str(refusal).startswith("trainer.")
+        raise ConfigError(str(refusal) if named else f"trainer: {refusal}") from None
+
+
+def _make_callback(entry: Config) -> L.Callback:
+    callback: L.Callback = find_component("callback", entry["name"], "trainer.callbacks")(
+        **{key: value for key, value in entry.items() if key != "name"}
+    )
+    return callback
+
+
+def require_trainer(trainer: L.Trainer, config: Config, components: Components) -> None:
+    """Refuse a precision, a strategy or a number of processes with which this run cannot be computed."""
+    module = components.module
+    if str(trainer.precision) not in ("32-true", "64-true"):
+        raise ConfigError(
+            f"trainer.precision must be 32 or 64, got {trainer.precision}: a hypergradient needs full precision; inner "
+            "steps alone can use algorithm.inner.precision bf16"
+        )
+    asked = config["trainer"].get("precision")
+    # Lightning casts up, never down.
+    if asked is not None and str(trainer.precision) == "32-true" and module.outer.dtype == torch.float64:
+        raise ConfigError(f"trainer.precision must be 64 for a problem that is computed in float64, got {asked!r}")
+    require_strategy(trainer, module.problem, len(module.outer), module.tasks_per_round)
+    if trainer.world_size > 1 and not has_random_access(components.stream.train):
+        raise ConfigError("trainer.devices must be 1 for a stream that arrives task by task, got more")
+
+
 def fit(
     config: Config,
     run: RunDirectory,
@@ -156,44 +253,26 @@ def fit(
         quiet: print nothing.
         status: of the run, where this process owns it already.
     """
-    components = components or build(config)
-    if not is_rank_zero():
-        _train(config, run, components, checkpoint, callbacks, RunStatus(), PlainConsole(quiet=True))
-        return {}
+    module, data, stream, validation = components = components or build(config)
     status = status or RunStatus()
-    with status.own(run):
+    console = PlainConsole(quiet=quiet or not is_rank_zero())
+    with status.own(run) if is_rank_zero() else contextlib.nullcontext():
         status.set("starting")
-        console = PlainConsole(quiet=quiet)
-        writer, logger = _train(config, run, components, checkpoint, callbacks, status, console)
-        figures, summary = _conclude(config, writer, components.module)
+        writer = RunWriter(run, config, stream, data, validation, status)
+        hidden = config["trainer"].get("enable_progress_bar") is False
+        progress = [] if hidden else [RoundProgress(stream.metric.name, console)]
+        trainer = make_trainer(config, [*callbacks, *progress, writer], root=run.path)
+        require_trainer(trainer, config, components)
+        logger = make_logger(config, run, console) if is_rank_zero() else None
+        trainer.loggers = [] if logger is None else [logger]
+        console.print(f"run directory {run.path}")
+        trainer.fit(module, data, ckpt_path=checkpoint)
+        if not is_rank_zero():
+            return {}
+        figures, summary = _conclude(config, writer, module)
         finish_logger(logger, run, console)
-        status.set("finished")
     print_summary(console, config, summary, figures, run.path)
     return summary
-
-
-def _train(
-    config: Config,
-    run: RunDirectory,
-    components: Components,
-    checkpoint: Path | None,
-    callbacks: Sequence[L.Callback],
-    status: RunStatus,
-    console: PlainConsole,
-) -> tuple[RunWriter, Any]:
-    module, data, stream, validation = components
-    writer = RunWriter(run, config, stream, data, validation, status)
-    silent = config["trainer"].get("enable_progress_bar") is False
-    progress = [] if silent else [RoundProgress(stream.metric.name, console)]
-    trainer = make_trainer(config, [*callbacks, *progress, writer], root=run.path)
-    require_trainer(trainer, config, module)
-    if trainer.world_size > 1 and not has_random_access(stream.train):
-        raise ValueError("trainer.devices must be 1 for a stream that arrives task by task, got more")
-    logger = make_logger(config, run, console) if is_rank_zero() else None
-    trainer.loggers = [] if logger is None else [logger]
-    console.print(f"run directory {run.path}")
-    trainer.fit(module, data, ckpt_path=checkpoint)
-    return writer, logger
 
 
 def _conclude(config: Config, writer: RunWriter, module: OnlineBilevelModule) -> tuple[list[Path], dict[str, Any]]:
@@ -250,8 +329,10 @@ def fit_to_exit_code(
         if is_rank_zero():
             print(f"obbo: {overflow}", file=sys.stderr)
         return 1
+    except ConfigError:  # refused before anything was written
+        raise
     except Exception as error:
-        if not run.config.exists():  # refused before anything was written
+        if not run.config.exists():
             raise
         lost = lost_rank(error)
         if is_rank_zero() and not lost:

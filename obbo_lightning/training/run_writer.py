@@ -20,12 +20,11 @@ from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.round import Round
 from obbo_lightning.core.statistics import median
-from obbo_lightning.core.validation import at_least
 from obbo_lightning.escaping import escape_table
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
-from obbo_lightning.runs.provenance import Provenance
+from obbo_lightning.runs.provenance import Provenance, restore_tables
 from obbo_lightning.runs.status import RunStatus
-from obbo_lightning.runs.table import TIMING_COLUMNS, RoundTable
+from obbo_lightning.runs.table import TIMING_COLUMNS, RoundTable, TableMark
 from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.training.checkpoints import save_checkpoint
@@ -65,15 +64,16 @@ class RunWriter(Checkpoint):
     ) -> None:
         self.run, self.config, self.stream, self.status = run, config, stream, status
         self.data, self.validation = data, validation
+        self._waits = not has_random_access(data.train)  # for the tasks of the next round
         self.metric = stream.metric.name
-        self.evaluate_every = at_least("evaluation.every", config["evaluation"]["every"], 1)
-        self.checkpoint_every = at_least("checkpoint.every", config["checkpoint"]["every"], 1)
+        self.evaluate_every, self.checkpoint_every = config["evaluation"]["every"], config["checkpoint"]["every"]
         self.metrics = RoundTable(run.metrics, history=("round", self.metric, *self._test_columns, *HISTORY))
         self.timings = RoundTable(run.timings, TIMING_COLUMNS)
         self.fingerprints = RoundTable(run.fingerprints, ["round", "tasks"])
         self.outer: RoundTable | None = None
         self.initial, self.latest = Scores(), Scores()  # of λ_1, and of the last evaluation
         self.seconds = self.evaluations = 0.0
+        self._test_score: float | None = None
         self._last_due = Scores()  # of the last evaluation that was due
         self._lanes = LaneHistory()
         self._clock = _RoundClock(config["threads"])
@@ -88,6 +88,7 @@ class RunWriter(Checkpoint):
         self._stop_signal = 0
         self._saved_round = 0
         self._ended = False
+        self._saved_tables: dict[str, TableMark] = {}
         self._started = time.perf_counter()
 
     @property
@@ -132,6 +133,8 @@ class RunWriter(Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Write provenance and configuration, before a checkpoint is loaded into the module."""
+        if not isinstance(pl_module, OnlineBilevelModule):
+            raise TypeError(f"RunWriter needs an OnlineBilevelModule, got {type(pl_module).__name__}")
         self._initial_outer = pl_module.outer.detach().clone()
         groups = pl_module.problem.groups
         self._coordinates = {} if groups is None else groups.coordinates()
@@ -139,18 +142,21 @@ class RunWriter(Checkpoint):
             every = 1 if len(self._coordinates) <= FEW_COORDINATES else self.evaluate_every
             self.outer = RoundTable(self.run.outer, ["round", *self._coordinates], every)
         if trainer.is_global_zero:
+            # Before config.yaml has more rounds: if the process dies in between, the run is to be finished as it was.
+            self.run.summary.unlink(missing_ok=True)
             self._provenance = Provenance.start(self.run, self.config, self.stream.source_digests())
             write_atomically(self.run.config, yaml.safe_dump(self.config, sort_keys=False))
             if self.stream.skipped:
                 escape_table(pl.DataFrame(self.stream.skipped)).write_csv(self.run.skipped)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Remember whether a callback had ended the run."""
+        """Remember whether a callback had ended the run, and what its tables held."""
         self._ended = bool(checkpoint["ended"])
+        self._saved_tables = checkpoint["provenance"]["tables"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Open the tables where the checkpoint ended; evaluate λ_1 once."""
-        module, rounds = _require_module(pl_module), trainer.global_step
+        module, rounds = pl_module, trainer.global_step
         self.run.set_path(Path(trainer.strategy.broadcast(str(self.run.path))))
         self._signals.listen()
         self._saved_round = rounds
@@ -158,6 +164,7 @@ class RunWriter(Checkpoint):
         if trainer.is_global_zero:
             if self._provenance is not None and self._provenance.rounds != rounds:  # an older checkpoint
                 self._provenance = self._provenance._replace(rounds=rounds, tables={}).write(self.run)
+            restore_tables(self.run, rounds, self._saved_tables)
             for table in (self.timings, *self.tables):
                 last = table.open(rounds)
                 self.last_row = last if table is self.metrics else self.last_row
@@ -172,10 +179,12 @@ class RunWriter(Checkpoint):
         if not self.initial:
             self.initial = self.latest = self._last_due = self._evaluate(trainer, module, self.data.test)
         self._show(trainer)
+        self._signals.raise_at_once = self._waits
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Start the clock. Extending a run discards its final evaluation."""
         self._signals.raise_at_once = False
+        self.status.set("running")
         self._clock.start()
         if self._has_final_evaluation:
             self._has_final_evaluation, self.latest = False, self._last_due
@@ -184,7 +193,7 @@ class RunWriter(Checkpoint):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Evaluate when due, write the row, update the provenance, save."""
-        module, rounds = _require_module(pl_module), trainer.global_step
+        module, rounds = pl_module, trainer.global_step
         self._timing = {"round": rounds, "seconds": self._clock.stop(module.device.type == "cpu")}
         last = rounds >= _planned_rounds(trainer)
         self._stop_signal = module.processes.largest(self._signals.received, module.device)
@@ -192,6 +201,7 @@ class RunWriter(Checkpoint):
         self.last_row = {**outputs["metrics"], **dict.fromkeys(self._score_columns)}
         if rounds % self.evaluate_every == 0 or last:
             self._evaluate_all(trainer, module)
+            outputs["log"] = True
         self._write_row(trainer, outputs["round"])
         outputs["metrics"].update(self.last_row, **self._timing, evaluations=self.evaluations)
         self._update_status(trainer)
@@ -200,7 +210,7 @@ class RunWriter(Checkpoint):
             # A validation that is due now belongs to this round: callbacks that monitor it are saved after it.
             if not _validates_now(trainer):
                 self._save(trainer, last)
-        self._signals.raise_at_once = not has_random_access(self.data.train)  # no round is running while it waits
+        self._signals.raise_at_once = self._waits  # no round is running
 
     def _write_row(self, trainer: L.Trainer, finished: Round) -> None:
         rounds = trainer.global_step
@@ -217,25 +227,27 @@ class RunWriter(Checkpoint):
             self.outer.append({"round": rounds, **dict(zip(self._coordinates, values, strict=True))})
 
     def _update_status(self, trainer: L.Trainer) -> None:
-        planned, rounds = _planned_rounds(trainer), trainer.global_step
-        waiting = not has_random_access(self.data.train)
-        seconds = self._clock.average
-        numbers = {"round": rounds, "rounds": planned if planned != float("inf") else None}
-        numbers |= {self.metric: self.last_row[self.metric], "regret": self.last_row["regret/euclidean"]}
-        numbers |= {"rounds_per_second": 1 / seconds if seconds else None}
-        if planned != float("inf"):
-            numbers["seconds_left"] = round(seconds * (planned - rounds))
-        self.status.set("waiting for the next task" if waiting else "running", **numbers)
+        planned, rounds, seconds = _planned_rounds(trainer), trainer.global_step, self._clock.average
+        numbers = {
+            "round": rounds,
+            "rounds": None if planned == float("inf") else planned,
+            self.metric: self.last_row[self.metric],
+            "test": self._test_score,
+            "regret": self.last_row["regret/euclidean"],
+            "rounds_per_second": 1 / seconds if seconds else None,
+            "seconds_left": None if planned == float("inf") else round(seconds * (planned - rounds)),
+        }
+        self.status.set("waiting for the next task" if self._waits else "running", **numbers)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save what has waited for Lightning's validation."""
-        if self._save_after_validation and trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if self._save_after_validation:
             self._save(trainer, trainer.global_step >= _planned_rounds(trainer))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Evaluate the last round of a run that ended early (early stopping, a time limit), and save."""
         if self.last_row and not self._is_evaluated():
-            self._evaluate_all(trainer, _require_module(pl_module))
+            self._evaluate_all(trainer, pl_module)
             if trainer.is_global_zero:
                 self.metrics.replace_last(self.last_row)
                 self.timings.replace_last(self._timing)
@@ -276,8 +288,7 @@ class RunWriter(Checkpoint):
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Close the tables, and restore the signal handlers."""
-        self._signals.restore()
+        """Close the tables."""
         for table in (self.timings, *self.tables):
             table.close()
 
@@ -320,10 +331,10 @@ class RunWriter(Checkpoint):
         return evaluate_tasks(trainer, module, self.metric, *arguments)
 
     def _show(self, trainer: L.Trainer) -> None:
-        """Show the test score to callbacks, among them the progress bar."""
-        score, _ = self.latest.center(len(self.data.test))
-        if score is not None:
-            trainer.callback_metrics[self._test_columns[0]] = torch.tensor(score, dtype=torch.float64)
+        """Show the test score to `watch` and to callbacks."""
+        self._test_score, _ = self.latest.center(len(self.data.test))
+        if self._test_score is not None:
+            trainer.callback_metrics[self._test_columns[0]] = torch.tensor(self._test_score, dtype=torch.float64)
 
 
 class LaneHistory:
@@ -424,9 +435,3 @@ def _validates_now(trainer: L.Trainer) -> bool:
     by_epoch = trainer.check_val_every_n_epoch not in (None, 1)
     due = every is not None and trainer.global_step % every == 0
     return trainer.enable_validation and due and tasks > 0 and not by_epoch
-
-
-def _require_module(module: Any) -> OnlineBilevelModule:
-    if not isinstance(module, OnlineBilevelModule):
-        raise TypeError(f"RunWriter needs an OnlineBilevelModule, got {type(module).__name__}")
-    return module

@@ -40,10 +40,7 @@ class StopSignals:
             self._handlers = {n: signal.signal(n, self._handle) for n in heard}
 
     def restore(self) -> None:
-        """Restore the handlers from before, unless Lightning has done so already.
-
-        Lightning's own handlers would keep its Trainer, and all data of a run, alive as long as the process.
-        """
+        """Restore the handlers from before, where nobody has replaced this one since."""
         for signum, handler in self._handlers.items():
             if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, handler)

@@ -198,7 +198,7 @@ def wait_for_round(directory, count, process):
         for checkpoint in directory.glob("runs/*/*/checkpoints/round-*.ckpt"):
             if int(checkpoint.stem.partition("-")[2]) >= count:
                 return checkpoint.parents[1]
-        assert process.poll() is None, process.said()
+        assert process.poll() is None, process.output()
         time.sleep(0.01)
     raise AssertionError("no checkpoint appeared")
 
@@ -220,7 +220,7 @@ def test_stopped_process_resumes_bit_for_bit(signum, code, tmp_path, undisturbed
     process.send_signal(signum)
     assert process.wait() == code
     if code > 0:
-        assert f"resume {path.relative_to(tmp_path)}" in process.said()
+        assert f"resume {path.relative_to(tmp_path)}" in process.output()
     assert not RunDirectory(path).finished
     assert cli.main(["resume", str(path)]) == 0
     assert RunDirectory(path).metrics.read_bytes() == undisturbed.metrics.read_bytes()

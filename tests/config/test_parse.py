@@ -26,7 +26,7 @@ from obbo_lightning.config.parse import (
     section,
     shipped_configs,
 )
-from obbo_lightning.training.trainer import make_trainer
+from obbo_lightning.training.run import make_trainer
 
 PLAIN = {"experiment": "x", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}}
 

@@ -1,4 +1,4 @@
-"""A run that dies, or whose disk refuses, at any of its file operations: it goes on to the results that it had."""
+"""A run that is killed, or whose disk is full, at any of its file operations continues to the same results."""
 
 import builtins
 import errno
@@ -7,26 +7,26 @@ import os
 from pathlib import Path
 
 import pytest
-from everything import TINY, results_of_run, told
+from small_runs import TINY, call, read_results
 
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import RoundTable
 from obbo_lightning.training import run as runs
 
-RUN = ["--data", "everything.Everything", *TINY, "--rounds", "4"]
+RUN = ["--data", "small_runs.EveryFile", *TINY, "--rounds", "4"]
 
 
 class Killed(BaseException):
-    """What a process does not survive."""
+    """Stands for SIGKILL: nothing catches it."""
 
 
 class Disk:
-    """Counts operations on the files in a folder; at the n-th the process dies, and nothing it does is done any more.
+    """Counts operations on the files in a folder, and kills the process at the n-th.
 
     Args:
         folder: whose files count.
         last: n.
-        full: the disk refuses this one operation instead.
+        full: raise "No space left on device" once instead.
     """
 
     def __init__(self, folder, last=10**9, full=False):
@@ -76,36 +76,36 @@ class Disk:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The results of a run that nothing happens to, and its operations."""
+    """The results of an undisturbed run, and its number of operations."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runs, "draw_figures", lambda *arguments: [])
         with Disk(folder) as disk:
-            code, said, _ = told("fit", *RUN, "--output", folder)
-        assert code == 0, said
+            code, error, _ = call("fit", *RUN, "--output", folder)
+        assert code == 0, error
         (run,) = folder.glob("*/*")
         assert len(disk.done) > 60
-        yield results_of_run(RunDirectory(run)), len(disk.done)
+        yield read_results(RunDirectory(run)), len(disk.done)
 
 
 def outcome(folder, undisturbed, last, full):
-    """None where all is well, otherwise what went wrong."""
+    """Return None where the run continues to its results, otherwise what went wrong."""
     with Disk(folder, last, full) as disk:
         try:
-            code, said, _ = told("fit", *RUN, "--output", folder)
+            code, error, _ = call("fit", *RUN, "--output", folder)
         except Killed:
-            code, said = -9, ""
+            code, error = -9, ""
     what = f"{'full' if full else 'killed'} at {last}, {disk.done[-1]}: "
-    if full and not (code in (0, 1, 2) and (code == 0 or said.count("\n") == 1)):
-        return f"{what} exit code {code}: {said}"
+    if full and not (code in (0, 1, 2) and (code == 0 or error.count("\n") == 1)):
+        return f"{what} exit code {code}: {error}"
     for run in map(RunDirectory, folder.glob("*/*")):
-        if not run.config.exists():  # it has not begun
+        if not run.config.exists():  # it has not started
             continue
         if not run.finished:
-            code, said, _ = told("resume", run.path)
+            code, error, _ = call("resume", run.path, "--trust")
             if code != 0:
-                return f"{what} resume ends with {code}: {said}"
-        if results_of_run(run) != undisturbed:
+                return f"{what} resume ends with {code}: {error}"
+        if read_results(run) != undisturbed:
             return f"{what} other results"
         if list(run.path.rglob(".*.part")):
             return f"{what} something is left"
@@ -122,28 +122,28 @@ def outcomes(folder, undisturbed, chosen, full):
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["killed", "full"])
-def test_at_some_file_operations_nothing_is_lost(full, tmp_path, undisturbed):
+def test_nothing_is_lost_at_some_file_operations(full, tmp_path, undisturbed):
     count = undisturbed[1]
     assert not outcomes(tmp_path, undisturbed, range(7 + full, count, count // 5), full)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("full", [False, True], ids=["killed", "full"])
-def test_at_every_file_operation_nothing_is_lost(full, tmp_path, undisturbed):
+def test_nothing_is_lost_at_every_file_operation(full, tmp_path, undisturbed):
     assert not outcomes(tmp_path, undisturbed, range(1, undisturbed[1] + 1), full)
 
 
 @pytest.mark.nightly
-def test_two_kills_in_one_run(tmp_path, undisturbed):
+def test_nothing_is_lost_when_a_run_is_killed_twice(tmp_path, undisturbed):
     results, count = undisturbed
     for first in range(count // 4, count, count // 7):
         folder = tmp_path / str(first)
         folder.mkdir()
         with Disk(folder, first), pytest.raises(Killed):
-            told("fit", *RUN, "--output", folder)
+            call("fit", *RUN, "--output", folder)
         (path,) = folder.glob("*/*")
         with Disk(Path(path), 20), pytest.raises(Killed):
-            told("resume", path)
-        code, said, _ = told("resume", path)
-        assert code == 0, said
-        assert results_of_run(RunDirectory(path)) == results
+            call("resume", path, "--trust")
+        code, error, _ = call("resume", path, "--trust")
+        assert code == 0, error
+        assert read_results(RunDirectory(path)) == results

@@ -1,4 +1,4 @@
-"""Every mistake is one line with exit code 2, before anything is allocated or written."""
+"""Every mistake is refused in one line with exit code 2, before anything is allocated or written."""
 
 import errno
 import os
@@ -8,21 +8,19 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import torch
 import yaml
-from obbo_lightning.training.sizes import require_sizes
 
 from obbo_lightning import cli
 from obbo_lightning.core import validation
 from obbo_lightning.inference.inputs import ImageInputs
 from obbo_lightning.inference.predictions import read_query
-from obbo_lightning.streams import MarketStream
+from obbo_lightning.streams.market import stream as market
 
 QUADRATIC = ["--config", "quadratic"]
 WORDS = ["", "often", "[1, 2]", "{a: 1}", "null", "-", "!!binary aGk=", "2026-01-01", "\x1b[2J", "[[[]]]", "=1+1"]
 NUMBERS = ["0", "-1", "-1000000000000000000000", "1e400", "nan", "-inf", "true", "0.5", "1e-400"]
 HUGE = ["1000000000000", "99999999999999999999999999"]
-# What each key must not be, besides words.
+# Values that a key refuses, besides words.
 INVALID = {
     **dict.fromkeys(("rounds", "tasks_per_round", "regret_window", "evaluation.every"), NUMBERS[:7]),
     **dict.fromkeys(("evaluation.tasks", "algorithm.window"), NUMBERS[:7] + HUGE),
@@ -49,17 +47,17 @@ INVALID = {
     "data": ["quadratc", "nowhere.Class", "nowhere.py:Class", "os.system"],
     "algorithm.geometry": ["flat", "os.path.join"],
 }
-# Which of them a word may be.
+# Keys that take words.
 FREE = {"experiment", "data", "algorithm", "algorithm.lr", "trainer.callbacks", "trainer.devices", "trainer.max_epochs"}
 FREE |= {"algorithm.clip", "algorithm.geometry", "trainer.precision", "logger", "data.condition_number"}
 
 
 def invalid_commands(count):
-    """Random command lines with one mistake each, among settings that are right."""
-    draw = random.Random(0)
+    """Yield command lines with one mistake each, among flags that are right."""
+    rng = random.Random(0)
     cases = [(key, value) for key, values in INVALID.items() for value in values]
     cases += [(key, word) for key in INVALID if key not in FREE for word in WORDS if word != ""]
-    cases += [(draw.choice(["", "algorithm.", "data.", "evaluation."]) + f"x{i}", "1") for i in range(60)]
+    cases += [(rng.choice(["", "algorithm.", "data.", "evaluation."]) + f"x{i}", "1") for i in range(60)]
     right = [
         ("seed", "3"),
         ("rounds", "5"),
@@ -69,9 +67,9 @@ def invalid_commands(count):
     ]
     for i in range(count):
         key, value = cases[i % len(cases)]
-        others = [pair for pair in draw.sample(right, draw.randrange(3)) if not key.startswith(pair[0])]
+        others = [pair for pair in rng.sample(right, rng.randrange(3)) if not key.startswith(pair[0])]
         flags = [[f"--{name}", text] for name, text in [*others, (key, value)]]
-        draw.shuffle(flags)
+        rng.shuffle(flags)
         yield [*QUADRATIC, *(word for flag in flags for word in flag)]
 
 
@@ -108,30 +106,22 @@ SIZES = {
 }
 
 
-def test_a_window_of_tasks_is_as_large_as_its_tasks(monkeypatch):
-    monkeypatch.setattr("obbo_lightning.core.validation.available_memory", lambda: 10**7)
-    usual = {"tasks_per_round": 1, "evaluation": {"tasks": 1}, "regret_window": 1, "workers": 0}
-    task = {"x": torch.zeros(1000, dtype=torch.float64)}
-    require_sizes({**usual, "algorithm": {"name": "obbo", "window": 1000}}, torch.zeros(1, 3), task)
-    with pytest.raises(ValueError, match=r"algorithm\.window must fit into the memory of this machine \(0.01 GB\)"):
-        require_sizes({**usual, "algorithm": {"name": "oagd", "window": 1000}}, torch.zeros(1, 3), task)
-    with pytest.raises(ValueError, match="workers must be at most 1000, got 1001"):
-        require_sizes({**usual, "workers": 1001, "algorithm": {"name": "obbo"}}, torch.zeros(1, 3), task)
-
-
-def test_lanes_times_sites_are_counted_before_they_are_cut(monkeypatch):
-    def never(*given):
+def test_the_prices_of_all_events_are_counted_before_they_are_cut(monkeypatch):
+    def never(*arguments, **options):
         raise AssertionError("allocated")
 
     monkeypatch.setattr(validation, "available_memory", lambda: 10**7)
-    for name in ("simulate_market", "_cut_all", "training_mask"):
+    for name in ("simulate_market", "_cut_events", "training_mask"):
         monkeypatch.setattr(market, name, never)
     with pytest.raises(ValueError, match=r"events × \(data\.subset .* must fit into the memory of this machine"):
-        MarketStream(subset=4000)
+        market.MarketStream(subset=4000)
     monkeypatch.setattr(market, "training_mask", lambda *given: None)
-    monkeypatch.setattr(market, "_read_both", lambda *given: (None, pl.DataFrame({"ticker": ["A"] * 1000})))
+    events = pl.DataFrame({"ticker": ["A"] * 1000})
+    monkeypatch.setattr(market, "read_prices", lambda *given: None)
+    monkeypatch.setattr(market, "detect_events", lambda *given: events)
+    monkeypatch.setattr(market, "same_clock", lambda *given: given)
     with pytest.raises(ValueError, match=r"events × \(data\.subset .* must fit into the memory of this machine"):
-        MarketStream("prices.csv", subset=4000)
+        market.MarketStream("prices.csv", subset=4000)
 
 
 def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
@@ -142,21 +132,21 @@ def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
 
 def test_a_configuration_has_a_largest_length(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("obbo_lightning.config.parse.LONGEST", 10_000)
+    monkeypatch.setattr("obbo_lightning.config.parse.MAX_BYTES", 10_000)
     Path("x.yaml").write_text("#" * 20_000 + "\n")
     error = require_refused(["fit", "--config", "x.yaml"], capsys, tmp_path)
     assert "must have at most 10000 bytes, got 20001" in error
 
 
 @pytest.mark.parametrize(("words", "key"), SIZES.values(), ids=SIZES.keys())
-def test_what_no_memory_holds_is_refused_before_it_is_allocated(words, key, tmp_path, monkeypatch, capsys):
+def test_sizes_that_no_memory_holds_are_refused_before_they_are_allocated(words, key, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     error = require_refused(["fit", *words], capsys, tmp_path)
     assert key in error
     assert "must fit into the memory of this machine" in error
 
 
-def test_an_alias_bomb_is_counted_and_not_written_out(tmp_path, monkeypatch, capsys):
+def test_an_alias_bomb_is_counted_and_not_expanded(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
@@ -220,22 +210,22 @@ def test_binary_and_unreadable_files_are_named(tmp_path, monkeypatch, capsys):
     "error",
     [OSError(errno.ENOSPC, "No space left on device", "x.csv"), KeyError("boom"), TypeError("boom"), MemoryError()],
 )
-def test_what_a_command_raises_is_one_line_and_debug_shows_where(error, monkeypatch, capsys):
+def test_an_error_of_a_command_is_one_line_and_debug_shows_where(error, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
     monkeypatch.setattr("obbo_lightning.cli.watch.run", fail)
     assert cli.main(["watch", "x"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert ("x.csv: No space left on device" in said) == isinstance(error, OSError)
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert ("x.csv: No space left on device" in line) == isinstance(error, OSError)
     assert cli.main(["watch", "x", "--debug"]) == 2
     assert "in fail" in capsys.readouterr().err
 
 
-def test_a_message_is_one_line_that_ends_and_an_early_interrupt_is_one_too(monkeypatch, capsys):
+def test_a_message_is_one_line_of_limited_length_and_so_is_an_early_interrupt(monkeypatch, capsys):
     def fail(arguments):
-        raise (ValueError("one\ntwo " * 10_000) if arguments == ["long"] else KeyboardInterrupt)
+        raise (ValueError("one\ntwo " * 10_000) if arguments.directories == [Path("long")] else KeyboardInterrupt)
 
     monkeypatch.setattr("obbo_lightning.cli.watch.run", fail)
     assert cli.main(["watch", "long"]) == 2
@@ -246,20 +236,18 @@ def test_a_message_is_one_line_that_ends_and_an_early_interrupt_is_one_too(monke
     assert capsys.readouterr().err == "obbo: stopped by SIGINT\n"
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_run_is_one_line_that_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    from obbo_lightning.training import recorder
-
+def test_a_full_disk_in_the_middle_of_a_run_is_one_line_that_tells_how_to_continue(tmp_path, monkeypatch, capsys):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device", "checkpoint.part")
 
     monkeypatch.chdir(tmp_path)
     short = [*QUADRATIC, "--rounds", "3", "--evaluation.tasks", "1", "--checkpoint.every", "2"]
     with monkeypatch.context() as patch:
-        patch.setattr(recorder, "save_checkpoint", full)
+        patch.setattr("obbo_lightning.training.run_writer.save_checkpoint", full)
         assert cli.main(["fit", *short]) == 1
     error = capsys.readouterr().err
     assert "checkpoint.part: No space left on device" in error
-    assert "go on with: python -m obbo_lightning resume" in error
+    assert "continue with: python -m obbo_lightning resume" in error
     assert error.count("\n") == 1
     (run,) = Path("runs").glob("*/*")
     assert cli.main(["resume", str(run)]) == 0

@@ -1,9 +1,10 @@
-"""Files that somebody else wrote: nothing in them is ever run unless it is asked for."""
+"""Files that somebody else wrote: no code in them or named by them is run without --trust."""
 
 import hashlib
 import io
 import os
 import pickle
+import re
 import shutil
 import sys
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from as_played import as_if_played
+import yaml
+from small_runs import rewrite_provenance
 
 from obbo_lightning import cli, load_model
 from obbo_lightning.config.registry import import_class, untrusted_source
@@ -37,7 +39,7 @@ class Mine(QuadraticStream):
 
 
 class Payload:
-    """Its unpickling would make a file."""
+    """Makes a file when it is unpickled."""
 
     def __reduce__(self):
         return os.system, ("touch EXECUTED",)
@@ -53,7 +55,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def poisoned(finished, tmp_path, monkeypatch):
-    """A run whose newest checkpoint has a payload, and the right checksum."""
+    """Return a run whose newest checkpoint has a payload and the right checksum."""
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     shutil.copytree(finished, run)
@@ -102,10 +104,10 @@ def test_no_function_runs_what_a_checkpoint_holds(poisoned, tmp_path, monkeypatc
         assert not (tmp_path / "EXECUTED").exists()
     with pytest.warns(UserWarning, match="TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"):
         torch.load(file)
-    assert (tmp_path / "EXECUTED").exists()  # the payload is one
+    assert (tmp_path / "EXECUTED").exists()  # the payload works
 
 
-def test_a_checkpoint_that_is_no_checkpoint_is_one_line(poisoned, capsys):
+def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(poisoned, capsys):
     file = sorted((poisoned / "checkpoints").glob("*.ckpt"))[-1]
     listed = io.BytesIO()
     torch.save([1, 2], listed)
@@ -143,7 +145,7 @@ def test_arrays_are_read_without_pickles(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "EXECUTED").exists()
 
 
-def test_cifars_pickles_hold_arrays_only(tmp_path, monkeypatch):
+def test_pickles_of_cifar_hold_arrays_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train").write_bytes(pickle.dumps({"data": Payload()}))
     with pytest.raises(pickle.UnpicklingError, match="is no array"):
@@ -151,7 +153,7 @@ def test_cifars_pickles_hold_arrays_only(tmp_path, monkeypatch):
     assert not (tmp_path / "EXECUTED").exists()
 
 
-def test_yaml_makes_no_objects(tmp_path, monkeypatch, capsys):
+def test_yaml_constructs_no_objects(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.yaml").write_text("rounds: !!python/object/apply:os.system ['touch EXECUTED']\n")
     assert cli.main(["fit", "--config", "evil.yaml"]) == 2
@@ -163,32 +165,32 @@ def test_yaml_makes_no_objects(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "EXECUTED").exists()
 
 
-def forget():
-    """As another process would: nothing of the file is loaded."""
-    for name in [name for name in sys.modules if name == "mine" or name.startswith("obbo_part_")]:
+def unload():
+    """Unload the file, as in another process."""
+    for name in [name for name in sys.modules if re.fullmatch(r"mine(_[0-9a-f]+)?", name)]:
         del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory):
+def finished_own(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     (folder / "mine.py").write_text(OWN)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert cli.main(["fit", *SMALL, "--data", "mine.py:Mine"]) == 0
-    assert (folder / "RAN").exists()  # the name was typed
+    assert (folder / "RAN").exists()  # what is typed is run
     return next((folder / "runs").glob("*/*"))
 
 
 @pytest.fixture
-def own(played, tmp_path, monkeypatch):
-    """A finished run of a stream in a file, as another process finds it."""
+def own(finished_own, tmp_path, monkeypatch):
+    """Return a finished run of a stream in a file that is not loaded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    shutil.copytree(played, tmp_path / "run")
-    forget()
+    shutil.copytree(finished_own, tmp_path / "run")
+    unload()
     yield tmp_path / "run"
-    forget()
+    unload()
 
 
 COMMANDS = {
@@ -205,19 +207,18 @@ COMMANDS = {
 def test_a_run_does_not_run_a_file_unless_it_is_trusted(own, words, tmp_path, capsys):
     words = [str(own) if word == "RUN" else word for word in words]
     capsys.readouterr()
-    if words[0] == "export":  # a checkpoint names the problem, which is ours; the config is not read
-        config = (own / "config.yaml").read_text()
-        assert "mine.py:Mine" in config
+    if words[0] == "export":  # its checkpoint names the problem, which is ours
+        assert "mine.py:Mine" in (own / "config.yaml").read_text()
         assert cli.main(words) == 0
     else:
         assert cli.main(words) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
-        assert f"if you trust it, python -m obbo_lightning {' '.join(words)} --trust" in error
+        assert f"to run it, python -m obbo_lightning {' '.join(words)} --trust" in error
     assert not (tmp_path / "RAN").exists()
 
 
-def test_a_trusted_run_goes_on(own, tmp_path):
+def test_a_trusted_run_continues(own, tmp_path):
     assert cli.main(["resume", str(own), "--rounds", "4", "--trust"]) == 0
     assert (tmp_path / "RAN").exists()
 
@@ -234,27 +235,25 @@ def test_a_trusted_run_goes_on(own, tmp_path):
         ("trainer", "{plugins: [{class_path: mine.Mine}]}"),
     ],
 )
-def test_no_setting_of_a_run_imports_from_the_working_directory(finished, tmp_path, monkeypatch, capsys, key, value):
-    import yaml
-
+def test_no_key_of_a_run_imports_from_the_working_directory(finished, tmp_path, monkeypatch, capsys, key, value):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` does
     (tmp_path / "mine.py").write_text(OWN)
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    settings = yaml.safe_load((run / "config.yaml").read_text())
+    config = yaml.safe_load((run / "config.yaml").read_text())
     given = yaml.safe_load(value)
-    settings[key] = {**settings[key], **given} if key == "trainer" else given
-    (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    as_if_played(run)
+    config[key] = {**config[key], **given} if key == "trainer" else given
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    rewrite_provenance(run)
     assert cli.main(["validate", str(run)]) == 2
     error = capsys.readouterr().err
-    assert "is code that no installed package has" in error
+    assert "'mine.Mine' is neither a registered component nor an entry point" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "RAN").exists()
 
 
-def test_the_working_directory_is_not_searched_for_what_a_file_names(tmp_path, monkeypatch):
+def test_the_working_directory_is_searched_for_typed_names_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     with untrusted_source("trust it"):
@@ -264,7 +263,7 @@ def test_the_working_directory_is_not_searched_for_what_a_file_names(tmp_path, m
     assert str(tmp_path) in sys.path
 
 
-def test_entry_points_that_lie_about_are_not_installed(finished, tmp_path, monkeypatch, capsys):
+def test_entry_points_in_the_working_directory_are_not_installed_ones(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine.py").write_text(OWN)
@@ -275,9 +274,9 @@ def test_entry_points_that_lie_about_are_not_installed(finished, tmp_path, monke
     shutil.copytree(finished, run)
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("name: quadratic", "name: lurking"))
-    as_if_played(run)
+    rewrite_provenance(run)
     assert cli.main(["test", str(run)]) == 2
-    assert "is code that no installed package has" in capsys.readouterr().err
+    assert "data must be one of" in capsys.readouterr().err
     assert not (tmp_path / "RAN").exists()
 
 
@@ -286,7 +285,7 @@ def test_a_checkpoint_and_an_export_do_not_run_a_file(finished, tmp_path, monkey
     (tmp_path / "mine.py").write_text(OWN)
     file = tmp_path / "round-1.ckpt"
     content = torch.load(sorted((finished / "checkpoints").glob("*.ckpt"))[-1], weights_only=True)
-    content["recipe"]["problem"]["component"] = f"{tmp_path}/mine.py:Mine"
+    content["module"]["problem"]["component"] = f"{tmp_path}/mine.py:Mine"
     torch.save(content, file)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "metadata.json").write_text(

@@ -1,48 +1,16 @@
-"""Numbers that overflow: caught, counted, and never written as something that JSON does not know."""
+"""Numbers that overflow are never written as something that JSON does not have."""
 
 import json
 import math
 
-import pytest
-import torch
-from torch.nn import Parameter
-
-from obbo_lightning import SOBOW, cli
-from obbo_lightning.core.outer_step import OuterStep
+from obbo_lightning import cli
 
 
-def stepping(on_nonfinite):
-    return OuterStep(Parameter(torch.ones(2, 3)), SOBOW(lr=1e30, window=1), on_nonfinite=on_nonfinite)
-
-
-def overflowing():
-    return torch.stack([torch.zeros(2, 3).index_fill(0, torch.tensor(1), 1e30)])
-
-
-def test_a_lane_whose_step_overflows_keeps_its_outer_variable_and_is_counted():
-    step = stepping("skip")
-    record = step(overflowing())
-    assert record.skipped.tolist() == [False, True]
-    assert torch.equal(record.outer, torch.ones(2, 3))
-    assert torch.equal(step.outer.detach(), torch.ones(2, 3))
-    assert bool(record.generalized.isfinite().all())
-    moved = step(torch.full((1, 2, 3), 1e-30))
-    assert not bool(moved.skipped.any())
-    assert bool((moved.outer < 1).all())
-
-
-def test_an_overflow_is_raised_by_name_and_the_last_outer_variable_is_kept():
-    step = stepping("raise")
-    with pytest.raises(FloatingPointError, match=r"outer variable is not finite after its step in 1 of 2 lanes"):
-        step(overflowing())
-    assert torch.equal(step.outer.detach(), torch.ones(2, 3))
-
-
-def test_a_summary_is_json_whatever_blew_up(tmp_path, monkeypatch):
+def test_a_summary_is_json_where_numbers_are_not_finite(tmp_path, monkeypatch):
     from obbo_lightning.training import run
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "summarise", blown_up(run.summarise))
+    monkeypatch.setattr(run, "summarise", with_nonfinite(run.summarise))
     monkeypatch.setattr(run, "print_summary", lambda *_: None)
     short = ["--config", "quadratic", "--rounds", "2", "--evaluation.tasks", "1"]
     assert cli.main(["fit", *short]) == 0
@@ -55,11 +23,11 @@ def test_a_summary_is_json_whatever_blew_up(tmp_path, monkeypatch):
     assert found["gain_se"] is None
 
 
-def blown_up(summarise):
-    return lambda *given: {**summarise(*given), "gain_se": math.nan, "stream_loss": math.inf}
+def with_nonfinite(summarise):
+    return lambda *given: {**summarise(*given), "gain_se": math.nan, "prequential_loss": math.inf}
 
 
-def test_a_precision_that_nothing_uses_is_refused(tmp_path, monkeypatch, capsys):
+def test_a_precision_that_has_no_effect_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["fit", "--config", "quadratic", "--trainer.precision", "32"]) == 2
     assert "trainer.precision must be 64 for a problem that is computed in float64, got" in capsys.readouterr().err

@@ -1,20 +1,20 @@
-"""A long run: what it holds in memory, and which files it has open, stay what they are."""
+"""Memory and open files of a long run stay constant."""
 
 import os
 from pathlib import Path
 
 import lightning as L
 import pytest
-from everything import told
+from small_runs import call
 
 ROUNDS = 20_000
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Watched(L.Callback):
-    """Looks at the process ten times."""
+class RecordResources(L.Callback):
+    """Records memory and open files ten times."""
 
-    seen: list[tuple[int, int]] = []  # noqa: RUF012 of the class, which the trainer makes an object of
+    seen: list[tuple[int, int]] = []  # noqa: RUF012 (of the class, which the Trainer instantiates)
 
     def on_train_batch_end(self, trainer, *rest):
         if trainer.global_step % (ROUNDS // 10) == 0:
@@ -23,13 +23,12 @@ class Watched(L.Callback):
 
 
 @pytest.mark.nightly
-def test_memory_and_open_files_are_flat(tmp_path, monkeypatch):
-    monkeypatch.setattr("obbo_lightning.training.run.draw_figures", lambda *given: [])
+def test_memory_and_open_files_stay_constant(tmp_path, no_figures):
     flags = ["--config", "quadratic", "--rounds", ROUNDS, "--evaluation.tasks", "1", "--evaluation.every", "1000"]
-    flags += ["--trainer.callbacks", "[test_soak.Watched]", "--trainer.enable_progress_bar", "false"]
-    code, said, _ = told("fit", *flags, "--output", tmp_path)
-    assert code == 0, said
-    memory, files = zip(*Watched.seen, strict=True)
+    flags += ["--trainer.callbacks", f"[{__file__}:RecordResources]", "--trainer.enable_progress_bar", "false"]
+    code, error, _ = call("fit", *flags, "--output", tmp_path)
+    assert code == 0, error
+    memory, files = zip(*RecordResources.seen, strict=True)
     assert len(memory) == 10
     assert len(set(files[2:])) == 1
-    assert max(memory[2:]) - memory[2] < 10e6  # bytes; a leak of one float a round and lane is 0.2 MB
+    assert max(memory[2:]) - memory[2] < 10e6  # bytes; a leak of one number per round is 0.2 MB

@@ -65,7 +65,7 @@ def change_metadata(folder, **changes):
         (lambda out: (out / "metadata.json").write_text("{"), "cannot be read: Expecting property name"),
         (lambda out: (out / "weights.safetensors").unlink(), "cannot be read: No such file"),
         (lambda out: (out / "weights.safetensors").write_bytes(b"x" * 99), "cannot be read: Error while deserializing"),
-        (lambda out: change_metadata(out, problem="torch.nn.Linear"), "'torch.nn.Linear' is neither a registered component"),
+        (lambda out: change_metadata(out, problem="torch.nn.Linear"), "'torch.nn.Linear' is neither a registered"),
         (
             lambda out: change_metadata(out, problem=SPLINE["component"], init_args={}),
             "problem of an export with a network must be a FewShot, got 'SmoothingSpline'",

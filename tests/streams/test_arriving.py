@@ -489,11 +489,11 @@ def test_processes_that_are_stopped_while_tasks_arrive_equal_the_undisturbed_run
         enough, patience = 10 * i + rng.randint(2, 9), 6000
         while sum(path.read_text().count("\n") - 1 for path in followed.glob("*/*/metrics.csv")) < enough:
             patience -= 1
-            assert process.poll() is None, process.said()
+            assert process.poll() is None, process.output()
             assert patience, "no row was written for a minute"
             time.sleep(0.01)
         process.send_signal(signum)
-        assert process.wait() == (-9 if signum == signal.SIGKILL else 128 + signum), process.said()
+        assert process.wait() == (-9 if signum == signal.SIGKILL else 128 + signum), process.output()
         command = ["resume", str(only_run(followed))]
     write(tasks, *range(51, 60))
     assert cli.main(command) == 0

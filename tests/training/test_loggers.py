@@ -1,14 +1,16 @@
-"""Loggers, tried for real; W&B offline, its file read back."""
+"""W&B and TensorBoard: real runs whose files are read back, and W&B's options without W&B."""
 
 import os
+import socket
 import struct
-import subprocess
-import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from obbo_lightning import cli
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.training import loggers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning"),
@@ -20,21 +22,21 @@ RUN = ["--rounds", "6", "--problem.network.filters", "2", "--data.image_size", "
        "--evaluation.every", "3", "--trainer.accelerator", "cpu"]  # fmt: skip
 
 
-def all_records(path):
-    """Those of a run that was finished: W&B's own process writes the last ones a little after `finish` returns."""
+def read_wandb(path):
+    """Return the records of a finished run; W&B's process writes the last ones a little after `finish` returns."""
     for _ in range(100):
-        found = list(records(path))
-        if any(one.WhichOneof("record_type") == "exit" for one in found):
-            return found
+        records = list(parse_wandb(path.read_bytes()))
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            return records
         time.sleep(0.1)
     raise AssertionError(f"{path} has no end")
 
 
-def records(path):
-    """The protobuf records of a .wandb file: a LevelDB log of 32 KiB blocks after a header of 7 bytes."""
+def parse_wandb(data):
+    """Yield the protobuf records of a .wandb file: a LevelDB log of 32 KiB blocks after a header of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, at, whole = path.read_bytes(), 7, b""
+    at, whole = 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
         if left < 7:
@@ -52,54 +54,41 @@ def records(path):
             whole = b""
 
 
-def test_wandb_offline_keeps_everything_and_says_how_to_sync(tmp_path, monkeypatch, capsys):
+def test_wandb_without_a_login_has_every_round_offline_and_prints_how_to_upload(
+    tmp_path, monkeypatch, capsys, no_figures
+):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    tags = ["--wandb.project", "mine", "--wandb.group", "trial", "--wandb.tags", "[a, b]"]
-    assert cli.main(["fit", *RUN, "--logger", "wandb", *tags]) == 0
-    printed = capsys.readouterr().out.replace("\n", "")
-    assert "wandb sync" in printed
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    options = ["--wandb.project", "mine", "--wandb.group", "trial", "--wandb.tags", "[a, b]"]
+    assert cli.main(["fit", *RUN, "--logger", "wandb", *options]) == 0
+    printed = capsys.readouterr()
+    assert "wandb sync" in printed.out.replace("\n", "")
+    assert "Traceback" not in printed.err
     (file,) = tmp_path.glob("runs/default/*/wandb/offline-run-*/*.wandb")
-    found = all_records(file)
-    (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"][:1]
+    records = {}
+    for record in read_wandb(file):
+        kind = record.WhichOneof("record_type")
+        records.setdefault(kind, []).append(getattr(record, kind))
+    run = records["run"][0]
     assert (run.project, run.run_group, list(run.tags)) == ("mine", "trial", ["a", "b"])
-    rows, tests = [], []
-    for record in found:
-        if record.WhichOneof("record_type") == "history":
-            items = {i.key or "/".join(i.nested_key): i.value_json for i in record.history.item}
-            (rows if "loss" in items else tests).append(items)
+    history = [{i.key or "/".join(i.nested_key): i.value_json for i in one.item} for one in records["history"]]
+    rows = [row for row in history if "loss" in row]
     assert [int(float(row["round"])) for row in rows] == [1, 2, 3, 4, 5, 6]
     expected = {"accuracy", "regret/euclidean", "hypergradient_norm", "residual", "window_fill", "seconds"}
-    assert [int(float(row["oracle_calls"])) for row in rows] == [11, 22, 33, 44, 55, 66]  # K = 5, 2 outer, J - 1 = 4
     assert expected <= rows[0].keys()
-    tests = [row for row in tests if "test_accuracy" in row]
-    assert [(int(float(row["round"])), int(float(row["oracle_calls"]))) for row in tests] == [(3, 33), (6, 66)]
-    defined = {
-        r.metric.name or r.metric.glob_name: r.metric.step_metric
-        for r in found
-        if r.WhichOneof("record_type") == "metric"
-    }
-    assert "round" in defined
-    assert "round" in defined.values()
-    assert any(r.WhichOneof("record_type") == "artifact" for r in found)
-    assert (tmp_path / "runs").exists()
+    assert [int(float(row["evaluations"])) for row in rows] == [11, 22, 33, 44, 55, 66]  # K = 5, 2 outer, J - 1 = 4
+    assert [int(float(row["round"])) for row in rows if "test_accuracy" in row] == [3, 6]
+    metrics = {one.name or one.glob_name: one.step_metric for one in records["metric"]}
+    assert "round" in metrics
+    assert "round" in metrics.values()
+    assert records["artifact"]
     assert list(tmp_path.glob("runs/default/*/metrics.csv"))
 
 
-@pytest.mark.slow
-def test_without_a_login_wandb_goes_on_offline(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
-    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "obbo_lightning", "fit", *RUN, "--logger", "wandb"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "wandb sync" in done.stdout.replace("\n", "")
-    assert "Traceback" not in done.stderr
-    assert list(tmp_path.glob("runs/default/*/wandb/offline-run-*/*.wandb"))
-
-
-def test_tensorboard_gets_every_round(tmp_path, monkeypatch):
+def test_tensorboard_has_every_round(tmp_path, monkeypatch, no_figures):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.chdir(tmp_path)
@@ -109,3 +98,177 @@ def test_tensorboard_gets_every_round(tmp_path, monkeypatch):
     events.Reload()
     assert [e.step for e in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     assert [e.step for e in events.Scalars("test_accuracy")] == [3, 6]
+
+
+def make_config(**wandb):
+    options = {"project": None, "name": None, "group": None, "tags": [], **wandb}
+    parts = {"algorithm": {"name": "mine.py:Own"}, "data": {"name": "market"}}
+    return {"wandb": options, "logger": "wandb", "experiment": "e", **parts}
+
+
+@pytest.fixture
+def wandb_options(monkeypatch):
+    """The options with which W&B's logger is made, and the metrics that are defined."""
+    asked, defined = [], []
+    experiment = SimpleNamespace(define_metric=lambda name, **options: defined.append((name, options)))
+    make = lambda **options: asked.append(options) or SimpleNamespace(experiment=experiment)  # noqa: E731
+    monkeypatch.setattr(loggers, "WandbLogger", make)
+    monkeypatch.setattr(loggers, "has_login", lambda: False)
+    for name in ("WANDB_PROJECT", "WANDB_SWEEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return SimpleNamespace(asked=asked, defined=defined)
+
+
+@pytest.mark.parametrize(
+    ("asked", "variable", "project"),
+    [("mine", "theirs", "mine"), (None, "theirs", "theirs"), (None, None, "obbo_lightning")],
+)
+def test_a_wandb_run_has_names_from_the_run_and_keeps_its_identity(
+    asked, variable, project, tmp_path, monkeypatch, wandb_options
+):
+    if variable:
+        monkeypatch.setenv("WANDB_PROJECT", variable)
+    monkeypatch.setenv("WANDB_RUN_ID", "of another run")  # without a sweep it is not this run's
+    config, run = make_config(project=asked), RunDirectory(tmp_path)
+    for _ in range(2):
+        loggers.make_logger(config, run, None)
+    first, second = wandb_options.asked
+    assert first["id"] == second["id"] == (tmp_path / "wandb-id").read_text() != "of another run"
+    assert [first[name] for name in ("project", "name", "group")] == [project, tmp_path.name, "e"]
+    assert first["tags"] == ["Own", "market"]
+    assert (first["config"], first["save_dir"], first["resume"]) == (config, tmp_path, "allow")
+    assert wandb_options.defined[:2] == [("round", {}), ("*", {"step_metric": "round"})]
+    assert loggers.make_logger({"logger": "csv"}, run, None) is None
+
+
+def test_a_wandb_run_has_the_names_that_its_user_gives(tmp_path, wandb_options):
+    loggers.make_logger(make_config(project="p", name="n", group="g", tags=["t"]), RunDirectory(tmp_path), None)
+    (options,) = wandb_options.asked
+    assert [options[name] for name in ("project", "name", "group", "tags")] == ["p", "n", "g", ["t"]]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "modes"),
+    [
+        ("nobody answers", ["offline"]),
+        ("no login", ["offline"]),
+        ("refused", ["online", "offline"]),
+        ("none", ["online"]),
+    ],
+)
+def test_wandb_that_cannot_be_used_is_offline_at_once(trouble, modes, tmp_path, monkeypatch):
+    import wandb
+
+    class Refused:
+        @property
+        def experiment(self):
+            raise wandb.errors.CommError("a bad key")
+
+    asked, printed = [], []
+    experiment = SimpleNamespace(define_metric=lambda *names, **options: None)
+
+    def logger(**options):
+        asked.append((os.environ.get("WANDB_MODE"), options["settings"].init_timeout))
+        offline = os.environ.get("WANDB_MODE") == "offline"
+        return Refused() if trouble == "refused" and not offline else SimpleNamespace(experiment=experiment)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if trouble != "nobody answers" else 1
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setenv("WANDB_MODE", "online")
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        monkeypatch.setenv("WANDB_API_KEY", "" if trouble == "no login" else "x" * 40)
+        monkeypatch.setattr(loggers, "WandbLogger", logger)
+        loggers.make_logger(make_config(), RunDirectory(tmp_path), SimpleNamespace(print=printed.append))
+    assert all(patience <= 10 for mode, patience in asked if mode == "online")
+    assert [mode for mode, _ in asked] == modes
+    assert printed == (["W&B cannot be reached (CommError): logging offline"] if trouble == "refused" else [])
+
+
+@pytest.mark.parametrize(
+    ("key", "netrc", "login"),
+    [
+        ("x", None, True),
+        ("", None, False),
+        ("", "machine api.wandb.ai login user password x\n", True),
+        ("", "machine example.org login user password x\n", False),
+        ("", "nonsense\n", False),
+    ],
+)
+def test_a_login_is_a_key_or_a_line_about_wandb_in_netrc(key, netrc, login, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    if netrc:
+        (tmp_path / "netrc").write_text(netrc)
+    assert loggers.has_login() is login
+
+
+@pytest.mark.parametrize(
+    ("server", "proxies", "address"),
+    [
+        (None, {}, ("api.wandb.ai", 443)),
+        ("http://inside", {}, ("inside", 80)),
+        ("https://inside:8443", {}, ("inside", 8443)),
+        (None, {"https": "http://proxy:3128"}, ("proxy", 3128)),
+        (None, {"https": "proxy:3128"}, ("proxy", 3128)),
+        (None, {"http": "http://proxy:3128"}, ("api.wandb.ai", 443)),  # of another scheme
+        ("https://inside", {"https": "http://proxy:3128"}, ("inside", 443)),  # which no_proxy names
+    ],
+)
+def test_the_server_or_the_proxy_before_it_must_accept_connections(server, proxies, address, monkeypatch):
+    asked = []
+
+    def connect(where, timeout):
+        asked.append(where)
+        if len(asked) > 1:
+            raise OSError
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(loggers, "getproxies", lambda: proxies)
+    monkeypatch.setattr(loggers, "proxy_bypass", lambda host: host == "inside")
+    monkeypatch.setattr(loggers.socket, "create_connection", connect)
+    monkeypatch.setenv("WANDB_BASE_URL", server or "")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert loggers.can_be_reached()
+    assert asked == [address]
+    assert not loggers.can_be_reached()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert loggers.can_be_reached()
+    assert len(asked) == 2  # no server is needed
+
+
+def test_figures_and_tables_are_uploaded_and_an_offline_run_prints_how(tmp_path, monkeypatch):
+    import wandb
+
+    class Logger:
+        def __init__(self, offline):
+            settings = SimpleNamespace(_offline=offline)
+            self.experiment = SimpleNamespace(id="7", dir="/w/run-7/files", settings=settings, finish=logged.clear)
+            self.experiment.log_artifact = self.experiment.log = logged.append
+
+    class Artifact(list):
+        def __init__(self, name, type):  # noqa: A002
+            super().__init__([name, type])
+            artifacts.append(self)
+
+        def add_file(self, path):
+            self.append(os.path.basename(path))
+
+    printed, logged, artifacts = [], [], []
+    monkeypatch.setattr(wandb, "Artifact", Artifact)
+    monkeypatch.setattr(wandb, "Image", os.path.basename)
+    monkeypatch.setattr(loggers, "WandbLogger", Logger)
+    run = RunDirectory(tmp_path)
+    run.figures.mkdir()
+    for name in ("b.png", "a.png", "a.pdf"):
+        (run.figures / name).touch()
+    console = SimpleNamespace(print=lambda text, **options: printed.append(text))
+    loggers.finish_logger(None, run, console)
+    assert (artifacts, printed) == ([], [])
+    for offline in (False, True):
+        loggers.finish_logger(Logger(offline), run, console)
+        assert artifacts.pop() == ["run-7", "run", "config.yaml", "metrics.csv", "summary.json", "a.png", "b.png"]
+        assert logged == []  # it was finished
+    assert printed == ["W&B was offline; upload with: wandb sync /w/run-7"]

@@ -1,0 +1,489 @@
+"""Resumed runs equal undisturbed ones: after a crash, with more rounds, and with data that have grown."""
+
+import contextlib
+import shutil
+import signal
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import yaml
+from small_runs import config_of, read_summary, read_table
+from toy import SIX
+
+from obbo_lightning import ExactCheckpoints, OnlineBilevelModule, cli
+from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.provenance import Provenance
+from obbo_lightning.streams.market.prices import simulate_market
+from obbo_lightning.training import run as run_file
+from obbo_lightning.training.resume import ResumePoint, _change, _require_more_rounds, _require_unfinished
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:no rounds are left"),
+    pytest.mark.usefixtures("no_figures"),
+]
+# Evaluations are due in rounds 8 and 16; other rounds are evaluated where they are the last.
+QUADRATIC = ["--config", "quadratic", "--evaluation.every", "8", "--evaluation.tasks", "2", "--checkpoint.every", "7"]
+QUADRATIC += ["--trainer.accelerator", "cpu", "--algorithm.inner.steps", "2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@cache
+def cached_config(*flags):
+    return config_of(*flags)
+
+
+def fit(*flags, name="run", rounds=None, callbacks=()):
+    """Return the directory of a run; it may end with an exception."""
+    config = cached_config(*flags) | ({} if rounds is None else {"rounds": rounds})
+    directory = RunDirectory.create("runs", config["experiment"], name)
+    run_file.fit(yaml.safe_load(yaml.safe_dump(config)), directory, callbacks=callbacks, quiet=True)
+    return directory
+
+
+def resume(run, *flags):
+    return cli.main(["resume", str(run.path), *map(str, flags)])
+
+
+class Crash(L.Callback):
+    """Ends a run without a word, as a power cut does."""
+
+    class Error(BaseException):
+        """Nothing catches it."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_step == self.at:
+            raise self.Error
+
+
+def crash(*flags, at, name="crashed"):
+    """Return the directory of a run that crashed in a round."""
+    with pytest.raises(Crash.Error):
+        fit(*flags, name=name, callbacks=[Crash(at)])
+    (path,) = Path("runs").glob(f"*/{name}-*")
+    return RunDirectory(path)
+
+
+def read_files(run):
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def require_equal(run, other):
+    assert run.metrics.read_bytes() == other.metrics.read_bytes()
+    assert run.fingerprints.read_bytes() == other.fingerprints.read_bytes()
+    assert read_summary(run) == read_summary(other)
+    assert yaml.safe_load(run.config.read_text()) == yaml.safe_load(other.config.read_text())
+
+
+def require_same_values(one, other, where=""):
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            require_same_values(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for i, pair in enumerate(zip(one, other, strict=True)):
+            require_same_values(*pair, f"{where}.{i}")
+    else:
+        assert one == other, where
+
+
+def without_seconds(checkpoint):
+    """Return the state in a checkpoint without what may differ: seconds, and how far the run was planned."""
+    content = torch.load(checkpoint, weights_only=True)
+    del content["callbacks"]["RunWriter"]["seconds"]
+    return {name: value for name, value in content.items() if name not in ("loops", "provenance")}
+
+
+# After a crash.
+
+
+@pytest.mark.parametrize("algorithm", SIX)
+@pytest.mark.parametrize(("at", "every", "precision"), [(6, 5, "64-true"), (9, 4, "32-true")])
+def test_a_crashed_run_continues_bit_for_bit(few_shot, algorithm, at, every, precision):
+    """At 9 an evaluation was due in the round of the last checkpoint."""
+    flags = [*few_shot, "--algorithm", algorithm, "--evaluation.every", every, "--trainer.precision", precision]
+    whole, crashed = fit(*flags, name="whole"), crash(*flags, at=at)
+    assert not crashed.finished
+    moved = RunDirectory(shutil.move(crashed.path, crashed.path.with_name("moved")))
+    assert resume(moved) == 0
+    require_equal(moved, whole)
+    require_same_values(*(without_seconds(newest_checkpoint(one.checkpoints)) for one in (whole, moved)))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_continues_the_run(capsys):
+    run = crash(*QUADRATIC, "--rounds", "18", at=15)
+    older, newest = list_checkpoints(run.checkpoints)
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert resume(run) == 2
+    error = capsys.readouterr().err
+    assert f"{newest} is damaged" in error
+    assert f"--checkpoint {older}" in error
+    assert resume(run, "--checkpoint", older) == 0
+    require_equal(run, fit(*QUADRATIC, "--rounds", "18", name="whole"))
+
+
+STOPPING = "{name: EarlyStopping, monitor: validation/loss, patience: 0, min_delta: 1.0e+9}"
+SAVING = "{name: ModelCheckpoint, monitor: validation/loss, save_top_k: -1, filename: '{step}', dirpath: DIR}"
+VALIDATED = [*QUADRATIC, "--rounds", "40", "--trainer.val_check_interval", "5"]
+
+
+@pytest.mark.parametrize(("at", "code"), [(5, 143), (10, 0)], ids=["first validation", "the one that ends it"])
+def test_a_signal_in_the_round_of_a_validation_changes_nothing(here, monkeypatch, at, code):
+    training_step = OnlineBilevelModule.training_step
+
+    def step(self, *arguments):
+        outputs = training_step(self, *arguments)
+        if self.trainer.global_step == at:
+            signal.raise_signal(signal.SIGTERM)
+        return outputs
+
+    runs, saved = [], []
+    for name in ("whole", "stopped"):
+        callbacks = f"[{STOPPING}, {SAVING.replace('DIR', name)}]"
+        flags = [*VALIDATED, "--checkpoint.every", "3", "--trainer.callbacks", callbacks, "--output", f"out-{name}"]
+        with monkeypatch.context() as patch:
+            if name == "stopped":
+                patch.setattr(OnlineBilevelModule, "training_step", step)
+            assert cli.main(["fit", *flags]) == (code if name == "stopped" else 0)
+        (path,) = Path(f"out-{name}").glob("*/*")
+        runs.append(RunDirectory(path))
+        if name == "stopped" and code:
+            assert resume(runs[-1], "--trust") == 0  # its callback writes outside of the run
+        saved.append(sorted(path.name for path in Path(name).glob("*.ckpt")))
+    assert runs[0].metrics.read_bytes() == runs[1].metrics.read_bytes()
+    assert saved[0] == saved[1] == ["step=10.ckpt", "step=5.ckpt"]
+
+
+def test_a_run_that_a_callback_ended_stays_ended_where_its_summary_is_lost():
+    run = fit(*VALIDATED, "--trainer.callbacks", STOPPING)
+    rows = run.metrics.read_bytes()
+    run.summary.unlink()
+    assert resume(run) == 0
+    assert run.metrics.read_bytes() == rows
+
+
+def test_a_file_of_a_model_checkpoint_continues_a_run():
+    saves = "{name: ModelCheckpoint, every_n_train_steps: 13, save_top_k: -1, filename: '{step}'}"
+    run = fit(
+        *VALIDATED, "--trainer.callbacks", saves, "--trainer.val_check_interval", "20", "--checkpoint.every", "20"
+    )
+    assert (run.checkpoints / "round-00000020.ckpt").is_file()  # after the validation that was due then
+    whole = run.metrics.read_bytes()
+    run.summary.unlink()
+    (file,) = run.path.rglob("step=13.ckpt")
+    assert resume(run, "--checkpoint", file) == 0
+    assert run.metrics.read_bytes() == whole
+
+
+# More rounds.
+
+
+@pytest.mark.parametrize("algorithm", SIX)
+def test_nine_rounds_and_nine_more_are_eighteen(algorithm, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(run_file, "draw_figures", lambda *arguments: drawn.append(arguments) or [])
+    whole = fit(*QUADRATIC, "--algorithm", algorithm, rounds=18, name="whole")
+    run = fit(*QUADRATIC, "--algorithm", algorithm, rounds=9)
+    assert len(read_table(run.metrics)) == 9
+    assert resume(run, "--rounds", 18) == 0
+    require_equal(run, whole)
+    require_same_values(*(without_seconds(list_checkpoints(one.checkpoints)[0]) for one in (run, whole)))  # round 14
+    assert [(figures, len(rounds["loss"])) for figures, rounds, *_ in drawn] == [
+        (whole.figures, 18), (run.figures, 9), (run.figures, 18),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("split", ["test", "validation", "both"])
+def test_extending_a_run_discards_its_final_evaluation(split):
+    flags = [*QUADRATIC, "--evaluation.split", split]
+    whole, run = fit(*flags, rounds=12, name="whole"), fit(*flags, rounds=10)
+    column = "validation/loss" if split == "validation" else "test_loss"
+    assert [row["round"] for row in read_table(run.metrics) if row[column]] == ["8", "10"]
+    assert resume(run, "--rounds", 12) == 0
+    assert [row["round"] for row in read_table(run.metrics) if row[column]] == ["8", "12"]
+    require_equal(run, whole)
+    assert (read_summary(run)["test_loss"] is None) == (split == "validation")
+
+
+def test_an_extension_that_was_killed_is_resumed(monkeypatch):
+    whole, run = fit(*QUADRATIC, rounds=20, name="whole"), fit(*QUADRATIC, rounds=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_file.RoundProgress, "on_train_batch_end", Crash(13).on_train_batch_end)
+        with pytest.raises(Crash.Error):
+            resume(run, "--rounds", 20)
+    assert not run.finished
+    assert resume(run) == 0
+    require_equal(run, whole)
+
+
+def test_an_extension_that_was_killed_before_its_configuration_was_written_changes_nothing(monkeypatch):
+    run = fit(*QUADRATIC, rounds=10)
+    before = run.metrics.read_bytes(), read_summary(run)
+
+    def kill(*arguments):
+        raise Crash.Error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("obbo_lightning.training.run_writer.write_atomically", kill)
+        with pytest.raises(Crash.Error):
+            resume(run, "--rounds", 20)
+    assert resume(run) == 0
+    assert (run.metrics.read_bytes(), read_summary(run)) == before
+
+
+def test_an_impossible_continuation_is_one_line_and_changes_nothing(capsys):
+    run = fit(*QUADRATIC, rounds=10)
+    before = read_files(run)
+    assert resume(run, "--rounds", 10) == 0
+    assert "has its 10 rounds already" in capsys.readouterr().out
+    for flags, message in {
+        ("--rounds", 9): "rounds must be at least the 10 finished ones, got 9",
+        ("--rounds", 2_000_000): "rounds must be at most the stream's 1000000 tasks, 1 per round, got 2000000",
+        (): "--rounds N runs more rounds",
+        ("--algorithm.lr", 1): "--data.KEY, --checkpoint and --devices, got --algorithm",
+        ("--data", "synthetic"): "data must stay quadratic when a run is continued, got 'synthetic'",
+        ("--data.drift",): "--data.drift needs a value, got none",
+        ("--rounds", "many"): "argument --rounds: invalid int value: 'many'",
+        ("--rounds", 12, "--devices", 2): "tasks_per_round must be a multiple of the 2 processes, got 1",
+    }.items():
+        assert resume(run, *flags) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    after = read_files(run)
+    changed = {path.name for path in after if before.get(path) != after[path]} - {"status.json"}
+    assert not changed
+
+
+def test_a_run_that_was_ended_before_its_last_round_is_not_extended(capsys):
+    limited = fit(*QUADRATIC, "--trainer.max_steps", "6", rounds=10, name="limited")
+    assert resume(limited, "--rounds", 20) == 2
+    assert "rounds must be at most trainer.max_steps of the run, 6, got 20" in capsys.readouterr().err
+    stop = "[{name: EarlyStopping, monitor: round, mode: min, patience: 1, check_on_train_epoch_end: false}]"
+    ended = fit(*QUADRATIC, "--trainer.callbacks", stop, "--trainer.val_check_interval", "2", rounds=10)
+    assert read_summary(ended)["rounds"] < 10
+    assert resume(ended, "--rounds", 20) == 2
+    assert "a callback or a limit of its trainer ended it after round" in capsys.readouterr().err
+
+
+def test_an_unfinished_run_may_have_fewer_rounds_than_planned_but_more_than_finished(capsys):
+    run = fit(*QUADRATIC, rounds=20)
+    before = run.metrics.read_text().splitlines()
+    run.summary.unlink()  # as if it had been stopped in round 14
+    (run.checkpoints / "round-00000020.ckpt").unlink()
+    assert resume(run, "--rounds", 14) == 2
+    assert "rounds must be more than the 14 finished ones, or 20, got 14" in capsys.readouterr().err
+    assert resume(run, "--rounds", 17) == 0
+    assert read_summary(run)["rounds"] == 17
+    assert run.metrics.read_text().splitlines()[:17] == before[:17]
+
+
+@pytest.mark.parametrize(
+    ("finished", "ended", "done", "rounds", "limit", "continues"),
+    [
+        (True, False, 10, 10, None, False),
+        (True, False, 6, 10, 6, False),
+        (True, False, 10, 10, 20, False),
+        (True, False, 10, 10, -1, False),
+        (True, False, 7, 10, None, True),  # its tasks ended before its rounds
+        (True, False, 5, 10, 6, True),
+        (True, True, 7, 10, None, False),
+        (False, False, 10, 10, None, True),
+        (False, True, 7, 10, None, True),
+    ],
+)
+def test_a_finished_run_continues_only_where_rounds_are_left(finished, ended, done, rounds, limit, continues):
+    run = SimpleNamespace(finished=finished, path="here", summary=SimpleNamespace(name="summary.json"))
+    config = {"rounds": rounds, "trainer": {"max_steps": limit}}
+    with contextlib.nullcontext() if continues else pytest.raises(ValueError, match="here is finished"):
+        _require_unfinished(run, config, ResumePoint(None, done, ended))
+
+
+@pytest.mark.parametrize(
+    ("ended", "done", "rounds", "limit", "interval", "asked", "message"),
+    [
+        (False, 10, 10, None, None, 20, None),
+        (False, 10, 10, -1, 5, 20, None),
+        (False, 10, 10, 20, 1.0, 20, None),
+        (False, 10, 10, None, None, 10, None),  # killed between its last checkpoint and its summary
+        (False, 6, 10, None, 0.5, 10, None),
+        (True, 7, 10, None, None, 20, "a callback or a limit of its trainer ended it after round 7"),
+        (False, 10, 10, 19, None, 20, "rounds must be at most trainer.max_steps of the run, 19, got 20"),
+        (False, 10, 10, None, 0.5, 20, "rounds must stay 10, of which trainer.val_check_interval is a fraction"),
+        (False, 10, 10, None, None, 9, "rounds must be at least the 10 finished ones, got 9"),
+        (False, 8, 10, None, None, 8, "rounds must be more than the 8 finished ones, or 10, got 8"),
+    ],
+)
+def test_more_rounds_are_run_where_the_run_would_have_had_them(ended, done, rounds, limit, interval, asked, message):
+    config = {"rounds": rounds, "trainer": {"max_steps": limit, "val_check_interval": interval}}
+    with contextlib.nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        _require_more_rounds(SimpleNamespace(path="here"), config, ResumePoint(None, done, ended), asked)
+
+
+def test_a_run_continues_from_the_newest_checkpoint_or_the_given_one(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    saved = Provenance.start(run, {"threads": 1, "rounds": 9}, {})
+    assert ResumePoint.find(run, None) == (None, 0, False, None)
+    for t, ended in ((3, True), (7, False)):
+        content = {"global_step": t, "ended": ended, "provenance": saved.as_dict()}
+        ExactCheckpoints().save_checkpoint(content, run.checkpoints / f"round-{t:08d}.ckpt")
+    old, new = list_checkpoints(run.checkpoints)
+    assert ResumePoint.find(run, None) == (new, 7, False, saved)
+    assert ResumePoint.find(run, old) == (old, 3, True, saved)
+    ExactCheckpoints().save_checkpoint({"global_step": 9}, run.path / "plain.ckpt")
+    with pytest.raises(ValueError, match=r"plain\.ckpt must be one of a run, got one without a provenance"):
+        ResumePoint.find(run, run.path / "plain.ckpt")
+
+
+def test_only_devices_and_data_are_changed():
+    before = config_of(*QUADRATIC)
+    assert _change(config_of(*QUADRATIC), None, None) == before
+    changed = _change(config_of(*QUADRATIC), 2, {"drift": 0.5})
+    assert (changed["trainer"].pop("devices"), changed["data"].pop("drift")) == (2, 0.5)
+    before["trainer"].pop("devices"), before["data"].pop("drift")
+    assert changed == before
+    with pytest.raises(ValueError, match="data must stay quadratic when a run is continued, got 'market'"):
+        _change(config_of(*QUADRATIC), None, {"name": "market"})
+
+
+# Data that have grown.
+
+MARKET = ["--config", "market", "--data.events", "events.csv", "--data.subset", "20", "--data.subsets", "6"]
+MARKET += ["--data.horizon", "4", "--evaluation.every", "4", "--checkpoint.every", "5", "--trainer.accelerator", "cpu"]
+
+
+@pytest.fixture
+def prices(here):
+    """Write prices of three events, each with 26 bars up to it and 12 after it; prices.csv ends four bars after it."""
+    table, events = simulate_market(3, 26, 12, seed=1)
+    events.drop("row").write_csv("events.csv")
+    table = table.drop("row")
+    table.filter(pl.int_range(pl.len()).over("ticker") < 30).write_csv("prices.csv")
+    table.write_csv("grown.csv")
+    return table
+
+
+@pytest.mark.filterwarnings("ignore:the test tasks are others")
+def test_new_bars_extend_the_stream_of_every_event(prices, capsys):
+    run = fit(*MARKET, "--data.prices", "prices.csv", "--rounds", 6)
+    assert resume(run, "--rounds", 10) == 2  # its next bars are those that it forecasts
+    assert "rounds must be at most the stream's 6 tasks" in capsys.readouterr().err
+    more = ["--data.prices", "grown.csv", "--data.beyond", "8", "--rounds", "14"]
+    assert resume(run, *more) == 0
+    whole = fit(*MARKET, *more, name="whole")
+    rows, others = (read_table(one.metrics) for one in (run, whole))
+    assert rows[8:] == others[8:]
+    for row, other in zip(rows[:8], others, strict=False):  # earlier tests were on the bars that followed then
+        assert {k: v for k, v in row.items() if "test" not in k} == {k: v for k, v in other.items() if "test" not in k}
+    assert read_summary(run) == read_summary(whole)
+    assert run.events.read_bytes() == whole.events.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("ticker", "bar", "where"),
+    [("SIM001", 23, "bar 24 of every event, in round 5"), ("SIM002", 3, "one of the first 20 bars of an event")],
+)
+def test_a_changed_price_of_a_finished_round_is_named(prices, ticker, bar, where, capsys):
+    run = fit(*MARKET, "--data.prices", "prices.csv", "--rounds", 6)
+    before = read_files(run)
+    changed = pl.when((pl.col("ticker") == ticker) & (pl.int_range(pl.len()).over("ticker") == bar)).then(1.01)
+    prices.with_columns(pl.col("close") * changed.otherwise(1.0)).write_csv("changed.csv")
+    assert resume(run, "--data.prices", "changed.csv", "--data.beyond", "8", "--rounds", "14") == 2
+    error = capsys.readouterr().err
+    assert f"data must begin with those of {run.path}, but they differ from {where}" in error
+    assert f"'{ticker} 2021-01-05 10:30:00' has changed" in error
+    assert error.count("\n") == 1
+    assert read_files(run) == before
+
+
+def test_another_file_under_the_same_name_is_noticed(prices, capsys):
+    run = fit(*MARKET, "--data.prices", "prices.csv", "--rounds", 5)
+    run.summary.unlink()
+    pl.read_csv("prices.csv").with_columns(pl.col("close") * 2).write_csv("prices.csv")
+    assert resume(run, "--rounds", 6) == 2
+    assert "but they differ from one of the first 20 bars" in capsys.readouterr().err
+
+
+FORGETTING = ["--config", "forgetting", "--data.block", "6", "--data.past", "4", "--checkpoint.every", "4"]
+FORGETTING += ["--trainer.accelerator", "cpu", "--data.csv", "rows.csv", "--data.target", "y"]
+
+
+def write_rows(count, changed=None):
+    """Write a table whose truth changes its sign after 60 rows."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2))
+    truth = np.where(np.arange(200) < 60, 1.0, -1.0)
+    y = truth * x[:, 0] + 0.3 * rng.normal(size=200) > 0
+    table = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": np.where(y, "up", "down")})[:count]
+    if changed is not None:
+        table = table.with_columns(a=pl.when(pl.int_range(count) == changed).then(9.0).otherwise(pl.col("a")))
+    table.write_csv("rows.csv")
+
+
+def test_a_run_on_a_table_continues_with_new_rows(capsys):
+    write_rows(72)
+    run = fit(*FORGETTING, rounds=8)
+    assert resume(run, "--rounds", "20") == 2
+    assert "rounds must be at most the stream's 8 tasks, 1 per round, got 20: use --rounds 8" in capsys.readouterr().err
+    write_rows(150)
+    assert resume(run, "--rounds", "20") == 0
+    whole = fit(*FORGETTING, rounds=20, name="whole")
+    require_equal(run, whole)
+    for name in ("outer.csv", "baselines.csv"):
+        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
+    outer = read_table(run.outer)
+    assert list(outer[0]) == ["round", *(f"past[{age}]" for age in range(4))]
+    weights = [[float(row[f"past[{age}]"]) for age in range(4)] for row in outer]
+    assert np.allclose(np.sum(weights, axis=1), 1.0)
+    assert weights[-1][0] == max(weights[-1])  # after the change the newest block is right first
+
+
+@pytest.mark.parametrize(("row", "where"), [(3, "rows 1 to 30, in round 1"), (40, "rows 37 to 42, in round 3")])
+def test_changed_rows_of_finished_rounds_are_named(row, where, capsys):
+    write_rows(72)
+    run = fit(*FORGETTING, rounds=8)
+    write_rows(72, changed=row)
+    assert resume(run, "--data.csv", "rows.csv", "--rounds", "8") == 0  # it has them already
+    write_rows(150, changed=row)
+    assert resume(run, "--rounds", "20") == 2
+    error = capsys.readouterr().err
+    assert f"but they differ from {where} on" in error
+    assert "'b'" not in error  # all columns have grown, which does not tell which of them has another past
+    assert error.count("\n") == 1
+
+
+def test_a_class_whose_examples_changed_is_named(capsys):
+    names, rng = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu"], np.random.default_rng(0)
+    examples = rng.normal(size=(70, 3))
+    np.savez("one.npz", examples=examples, labels=np.repeat(names, 10))
+    flags = ["--data", "examples", "--data.path", "one.npz", "--data.train_classes", "[ant, bee, cat]"]
+    flags += ["--data.ratios", "[0, 1, 1]", "--data.ways", "2", "--data.shots", "2", "--data.queries", "2"]
+    flags += ["--problem.network.widths", "[4]", "--evaluation.tasks", "1", "--trainer.accelerator", "cpu"]
+    run = fit(*flags, rounds=4)
+    examples[15] += 1
+    np.savez("two.npz", examples=examples, labels=np.repeat(names, 10))
+    capsys.readouterr()
+    assert resume(run, "--rounds", "6", "--data.path", "two.npz") == 2
+    assert "'bee' has changed" in capsys.readouterr().err
+    shutil.copy("two.npz", "one.npz")
+    assert resume(run, "--rounds", "6") == 2
+    assert "data must begin with those of" in capsys.readouterr().err

@@ -1,0 +1,678 @@
+"""Whole runs: built from a configuration, trained, evaluated, summarised, and ended with an exit code."""
+
+import contextlib
+import gc
+import inspect
+import json
+import platform
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+import yaml
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from small_runs import config_of, read_summary, read_table
+from toy import SIX, Nonlinear, toy_point
+
+from obbo_lightning import ExactCheckpoints, OnlineBilevelModule, Stream, Tasks, cli, online
+from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
+from obbo_lightning.core.oracle import Oracle
+from obbo_lightning.problems.quadratic import Quadratic
+from obbo_lightning.runs.checkpoints import list_checkpoints
+from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.streams.quadratic import QuadraticStream
+from obbo_lightning.training import run as run_file
+from obbo_lightning.training.run import build, fit, fit_to_exit_code, keep_freed_memory, make_trainer, require_trainer
+from obbo_lightning.training.run_writer import RunWriter
+from obbo_lightning.training.signals import Stopped
+
+# A network of three filters is far from convex.
+pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
+
+QUADRATIC = ["--config", "quadratic", "--trainer.accelerator", "cpu"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_fit(*flags, name="run", callbacks=()):
+    """Return the directory of a run."""
+    config = config_of(*flags)
+    directory = RunDirectory.create("runs", config["experiment"], name)
+    fit(config, directory, callbacks=callbacks, quiet=True)
+    return directory
+
+
+def only_run():
+    (path,) = Path("runs").glob("*/*")
+    return RunDirectory(path)
+
+
+def final_state(run):
+    return torch.load(list_checkpoints(run.checkpoints)[-1], weights_only=True)
+
+
+def run_plain_loop(config, rounds):
+    """Return the rounds of the plain loop with the tasks of a configuration, in double precision."""
+    stream = build_stream(config)
+    problem = build_problem(config, stream)
+    tasks = ({k: v.double() if v.is_floating_point() else v for k, v in stream.train[t].items()} for t in range(rounds))
+    return online(problem, build_algorithm(config), tasks, problem.initial_outer(config["seed"]).double())
+
+
+# What a run computes.
+
+
+@pytest.mark.parametrize("algorithm", SIX)
+def test_fit_equals_the_plain_loop_bit_for_bit(few_shot, algorithm, no_figures):
+    flags = [*few_shot, "--algorithm", algorithm, "--rounds", "12", "--trainer.precision", "64-true"]
+    run = run_fit(*flags)
+    rows = read_table(run.metrics)
+    for row, finished in zip(rows, run_plain_loop(config_of(*flags), 12), strict=True):
+        for name, value in finished.metrics().items():
+            assert row[name] == ("" if value is None else str(value)), name
+    state = final_state(run)
+    assert torch.equal(state["state_dict"]["outer"], finished.outer)
+    assert torch.equal(state["outer_step"]["regret"]["euclidean"]["total"], finished.regret["euclidean"])
+    assert state["global_step"] == 12
+
+
+SEED, ROUNDS, WINDOW, REGRET_WINDOW, TASKS = 3, 12, 3, 4, 2
+# Flags, weights of the window's hypergradients from the newest on, and steps K of the inner solver.
+METHODS = {
+    "obbo": (["--algorithm.geometry", "euclidean", "--algorithm.lr", "0.002"], [1.0, 1.0, 1.0], 4),
+    "sobow": (["--algorithm.discount", "0.5", "--algorithm.lr", "0.002"], [1.0, 0.5, 0.25], 1),
+}
+
+
+def arrays(task):
+    return {name: value[0].numpy() for name, value in task.items()}
+
+
+def run_in_numpy(name, stream):
+    """Return λ_T, and loss and Euclidean regret of each round; of the package it uses the tasks only."""
+    _, weights, steps = METHODS[name]
+    a, b = (matrix[0].numpy() for matrix in (stream.train.problem.inner_matrix, stream.train.problem.coupling))
+    ridge = stream.train.problem.ridge
+    outer, inners = np.zeros(4), [np.zeros(8) for _ in range(TASKS)]
+    past, regret, rows = [], 0.0, []
+    for t in range(ROUNDS):
+        gradients, losses = [], []
+        for j in range(TASKS):
+            task, beta = arrays(stream.train[t * TASKS + j]), inners[j]
+            for _ in range(steps):
+                beta = beta - 0.9 * (a @ beta - b @ outer - task["b"])
+            inners[j] = beta
+            by_inner = beta - task["c"]
+            losses.append(0.5 * by_inner @ by_inner + 0.5 * ridge * outer @ outer)
+            # the exact solution of A v = ∇_β f; ∇²_λβ g · v = −Bᵀ v
+            gradients.append(ridge * outer + b.T @ np.linalg.solve(a, by_inner))
+        past.insert(0, np.mean(gradients, axis=0))
+        mean = np.sum(past[:REGRET_WINDOW], axis=0) / REGRET_WINDOW
+        regret += mean @ mean
+        rows.append((np.mean(losses), regret))
+        outer = outer - 0.002 * sum(w * d for w, d in zip(weights, past, strict=False)) / sum(weights)
+    return outer, rows
+
+
+def losses_in_numpy(outer, stream):
+    """Return F on the test tasks, whose inner problem is solved exactly."""
+    problem, losses = stream.train.problem, []
+    a, b = problem.inner_matrix[0].numpy(), problem.coupling[0].numpy()
+    for i in range(5):
+        task = arrays(stream.test[i])
+        gap = np.linalg.solve(a, b @ outer + task["b"]) - task["c"]
+        losses.append(0.5 * gap @ gap + 0.5 * problem.ridge * outer @ outer)
+    return np.array(losses)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_is_its_definition_written_out_in_numpy(name, here, monkeypatch, no_figures):
+    flags, _, steps = METHODS[name]
+    flags = [*flags, "--algorithm.hypergradient", "conjugate_gradient", "--algorithm.hypergradient.steps", 20]
+    flags += ["--algorithm.inner.steps", steps, "--algorithm.inner.lr", 0.9, "--algorithm.domain", "real"]
+    flags += ["--seed", SEED, "--rounds", ROUNDS, "--tasks_per_round", TASKS, "--regret_window", REGRET_WINDOW]
+    flags += ["--algorithm.window", WINDOW, "--evaluation.tasks", 5, "--evaluation.every", 5]
+    poison = Tasks(lambda t: pytest.fail("a run looked at a validation task"), 5)
+    monkeypatch.setattr(QuadraticStream, "validation", property(lambda self: poison, lambda self, tasks: None))
+    run = run_fit(*QUADRATIC, "--algorithm", name, *flags)
+    stream = QuadraticStream(noise=0.1, seed=SEED)
+    outer, rows = run_in_numpy(name, stream)
+    for row, (loss, regret) in zip(read_table(run.metrics), rows, strict=True):
+        assert float(row["loss"]) == pytest.approx(loss, rel=1e-10)
+        assert float(row["regret/euclidean"]) == pytest.approx(regret, rel=1e-10)
+    summary = read_summary(run)
+    initial, final = losses_in_numpy(np.zeros(4), stream), losses_in_numpy(outer, stream)
+    gain = initial - final  # of a loss: lower is better
+    assert summary["initial_test_loss"] == pytest.approx(initial.mean(), rel=1e-10)
+    assert summary["test_loss"] == pytest.approx(final.mean(), rel=1e-10)
+    assert summary["test_loss_se"] == pytest.approx(final.std(ddof=1) / 5**0.5, rel=1e-8)
+    assert summary["gain"] == pytest.approx(gain.mean(), rel=1e-10)
+    assert summary["gain"] > 0
+    assert summary["gain_se"] == pytest.approx(gain.std(ddof=1) / 5**0.5, rel=1e-6)
+    assert not summary["higher_is_better"]
+
+
+def test_the_seed_decides_tasks_start_and_samples(few_shot, monkeypatch, no_figures):
+    runs = [run_fit(*few_shot, "--rounds", 3, "--seed", seed, name=f"run{i}") for i, seed in enumerate((0, 3, 3))]
+    first, second, third = (run.metrics.read_bytes() for run in runs)
+    assert second == third != first
+    starts = [build(config_of(*few_shot, "--seed", seed)).module for seed in (0, 3)]
+    for seed, module in zip((0, 3), starts, strict=True):
+        assert torch.equal(module.outer.detach(), module.problem.initial_outer(seed))
+    assert not torch.equal(starts[0].outer, starts[1].outer)
+    # the same tasks for both: what is left of the seed are the samples
+    init = QuadraticStream.__init__
+
+    def with_seed_7(self, *arguments, seed=0, **options):
+        init(self, *arguments, **options, seed=7)
+
+    with_seed_7.__signature__ = inspect.signature(init)
+    monkeypatch.setattr(QuadraticStream, "__init__", with_seed_7)
+    sampled = ["--algorithm", "sobbo", "--rounds", 3, "--evaluation.tasks", 1]
+    one, other = (read_table(run_fit(*QUADRATIC, *sampled, "--seed", s, name=f"s{s}").metrics) for s in (0, 1))
+    assert one[0]["hypergradient_norm"] != other[0]["hypergradient_norm"]
+
+
+class Record(L.Callback):
+    """Records λ before and the global step after each round."""
+
+    def __init__(self):
+        self.steps, self.outers = [], []
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.outers.append(module.outer.detach().clone())
+        assert trainer.global_step == batch_idx
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.steps.append(trainer.global_step)
+
+
+def test_the_global_step_is_the_round_and_scores_are_prequential(few_shot, no_figures):
+    record, flags = Record(), [*few_shot, "--data.queries", "10"]
+    run = run_fit(*flags, callbacks=[record])
+    assert record.steps == list(range(1, 11))
+    config, rows = config_of(*flags), read_table(run.metrics)
+    stream = build_stream(config)
+    problem, algorithm = build_problem(config, stream), build_algorithm(config)
+    for t, row in enumerate(rows):
+        task, before = stream.train[t], record.outers[t]
+        inner = algorithm.inner(Oracle(problem, before, task), None)
+        accuracy = (problem.loaded_network(inner)(task["query"]).argmax(-1) == task["query_labels"]).float().mean()
+        assert float(row["accuracy"]) == pytest.approx(float(accuracy))
+        assert int(row["round"]) == t + 1
+    assert len({row["accuracy"] for row in rows}) > 1
+
+
+def test_evaluations_never_change_training(few_shot, no_figures):
+    often, never = (run_fit(*few_shot, "--evaluation.every", every, name=f"every{every}") for every in (1, 1000))
+    assert torch.equal(*(final_state(run)["state_dict"]["outer"] for run in (often, never)))
+    for row, other in zip(read_table(often.metrics), read_table(never.metrics), strict=True):
+        assert {k: v for k, v in row.items() if "test" not in k} == {k: v for k, v in other.items() if "test" not in k}
+
+
+def test_a_run_directory_holds_what_the_readme_lists(few_shot, capsys):
+    assert cli.main(["fit", *few_shot]) == 0
+    run = only_run()
+    files = {"config.yaml", "metrics.csv", "timings.csv", "fingerprints.csv", "status.json", "provenance.json", ".lock"}
+    names = {path.name for path in run.path.iterdir()}
+    assert names == {*files, "summary.json", "test_scores.csv", "checkpoints", "figures"}
+    assert {path.name for path in run.figures.iterdir()} == {"regret.png", "accuracy.png"}
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == ["round-00000008.ckpt", "round-00000010.ckpt"]
+    summary, rows = read_summary(run), read_table(run.metrics)
+    assert summary["rounds"] == len(rows) == 10
+    assert summary["gain"] == pytest.approx(summary["test_accuracy"] - summary["initial_test_accuracy"])
+    assert [bool(row["test_accuracy"]) for row in rows] == [False] * 4 + [True] + [False] * 4 + [True]
+    assert "seconds" not in rows[0]
+    scores = read_table(run.test_scores)
+    assert [row["task"] for row in scores] == ["1", "2"]
+    for name in ("accuracy", "initial_accuracy"):
+        mean = sum(float(row[name]) for row in scores) / 2
+        assert mean == pytest.approx(summary[f"{name.replace('accuracy', 'test_accuracy')}"])
+    printed = capsys.readouterr().out
+    assert "accuracy on 2 test tasks before learning; higher is better" in " ".join(printed.replace("│", " ").split())
+    assert str(run.figures / "regret.png") in printed.replace("\n", "")
+
+
+def test_memory_stays_constant(few_shot, no_figures):
+    def resident_kib():
+        (line,) = [s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("VmRSS")]
+        return int(line.split()[1])
+
+    seen, callback = [], L.Callback()
+    callback.on_train_batch_end = lambda *arguments: seen.append(resident_kib())
+    run_fit(*few_shot, "--rounds", 150, "--evaluation.every", 50, "--checkpoint.every", 25, callbacks=[callback])
+    assert max(seen[50:]) <= 1.03 * seen[49]
+
+
+def test_a_run_leaves_neither_its_data_nor_its_signal_handlers_behind(here, no_figures):
+    def alive():
+        gc.collect()
+        return {id(one) for one in gc.get_objects() if type(one) in (QuadraticStream, OnlineBilevelModule)}
+
+    others = alive()
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+    assert cli.main(["fit", *QUADRATIC, "--rounds", "3", "--trainer.enable_progress_bar", "false"]) == 0
+    assert {n: signal.getsignal(n) for n in before} == before
+    assert alive() <= others
+
+
+def test_a_run_that_diverges_ends_with_a_summary(few_shot, no_figures):
+    run = run_fit(*few_shot, "--on_nonfinite", "skip", "--algorithm.inner.lr", "1e8")
+    assert read_summary(run)["rounds"] == 10
+    assert "NaN" not in run.summary.read_text()
+
+
+def test_a_learned_proximity_changes(few_shot, no_figures):
+    outer = final_state(run_fit(*few_shot, "--problem.learn_proximity", "true"))["state_dict"]["outer"]
+    assert outer.shape[1] == build(config_of(*few_shot)).module.outer.shape[1] + 1
+    assert float(outer[0, -1].exp()) != pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked"),
+    [((), [4]), (("--evaluation.baselines", "false"), []), (("--tasks_per_round", 2), [])],
+)
+def test_baselines_are_of_the_rounds_that_were_run(flags, asked, here, monkeypatch, capsys):
+    calls, figures = [], []
+
+    def baselines(stream, problem, algorithm, rounds):
+        calls.append(rounds)
+        return {"half": [0.5] * rounds, "rising": [float(t) for t in range(rounds)]}
+
+    monkeypatch.setattr(Stream, "baselines", baselines)
+    monkeypatch.setattr(Quadratic, "notes", lambda problem: {"parameters": 3})
+    monkeypatch.setattr(run_file, "draw_figures", lambda *arguments: figures.append(arguments) or [])
+    flags = [*QUADRATIC, "--rounds", 9, "--trainer.max_steps", 4, "--evaluation.tasks", 2, *flags]
+    run = run_fit(*flags)
+    assert capsys.readouterr().out == ""
+    assert calls == asked
+    summary = read_summary(run)
+    ((folder, rounds, metric, initial, _, drawn),) = figures
+    assert (folder, metric, len(rounds["loss"])) == (run.figures, "loss", 4)
+    assert drawn == (baselines(None, None, None, 4) if asked else {})
+    assert initial == pytest.approx(summary["initial_test_loss"])
+    assert (summary["rounds"], summary["notes"]) == (4, {"parameters": 3})
+    assert summary.get("baselines") == ({"half": 0.5, "rising": 1.5} if asked else None)
+    if asked:
+        assert [row["rising"] for row in read_table(run.baselines)] == ["0.0", "1.0", "2.0", "3.0"]
+    written = yaml.safe_load(run.config.read_text())
+    assert written["trainer"] == {"accelerator": "cpu", "devices": 1, "max_steps": 4}  # without Lightning's defaults
+    assert len(read_table(run.fingerprints)[0]["tasks"].split()) == written["tasks_per_round"]
+
+
+def test_test_and_validation_scores_are_columns_and_validate_agrees(here, capsys, no_figures):
+    flags = [*QUADRATIC, "--rounds", "6", "--evaluation.every", "4", "--evaluation.tasks", "3"]
+    assert cli.main(["fit", *flags, "--evaluation.split", "both"]) == 0
+    run = only_run()
+    rows, summary = read_table(run.metrics), read_summary(run)
+    for name in ("test_loss", "validation/loss"):
+        assert [bool(row[name]) for row in rows] == [False, False, False, True, False, True]
+    assert rows[-1]["validation/loss"] != rows[-1]["test_loss"]
+    assert (summary["validation_loss"], summary["validation_tasks"]) == (float(rows[-1]["validation/loss"]), 3)
+    capsys.readouterr()
+    for command, stage in (("validate", "validation"), ("test", "test")):
+        assert cli.main([command, str(run.path)]) == 0
+        printed = capsys.readouterr().out
+        mean, error = (summary[f"{stage}_loss{end}"] for end in ("", "_se"))
+        assert f"{stage}/loss" in printed
+        assert f"{mean:.4f} ± {error:.4f}" in printed
+    saved = json.loads(run.validation.read_text())
+    assert (saved["checkpoint"], saved["tasks"]) == ("round-00000006.ckpt", 3)
+    assert saved["loss"] == pytest.approx(summary["validation_loss"], rel=1e-12)
+    assert saved["loss_se"] == pytest.approx(summary["validation_loss_se"], rel=1e-12)
+    assert cli.main(["test", str(run.path), "--tasks", "4"]) == 0
+    assert "test on 4 tasks" in capsys.readouterr().out
+    assert cli.main(["validate", str(run.path), "--tasks", "many"]) == 2
+    assert "validate: argument --tasks: invalid int value: 'many'" in capsys.readouterr().err
+
+
+def test_a_run_without_evaluation_can_be_tested_later(here, capsys, no_figures):
+    run = run_fit(*QUADRATIC, "--rounds", "2", "--evaluation.split", "none")
+    assert read_summary(run)["test_tasks"] == 0
+    assert cli.main(["test", str(run.path)]) == 0
+    assert "test/loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--config", "forgetting", "--evaluation.split", "validation"], "evaluation.split must be test or none for"),
+        ([*QUADRATIC, "--evaluation.split", "train"], "evaluation.split"),
+        ([*QUADRATIC, "--evaluation.every", "0"], "evaluation.every must be an integer of at least 1, got 0"),
+        ([*QUADRATIC, "--checkpoint.every", "0"], "checkpoint.every must be an integer of at least 1, got 0"),
+        ([*QUADRATIC, "--threads", "0"], "threads must be auto, or an integer of at least 1, got 0\n"),
+        ([*QUADRATIC, "--evaluation.tasks", "601"], "evaluation.tasks must be at most the 600 test tasks, got 601"),
+    ],
+)
+def test_an_impossible_run_is_refused_in_one_line_before_anything_is_written(flags, message, here, capsys):
+    assert config_of(*QUADRATIC)["evaluation"]["split"] == "test"
+    assert cli.main(["fit", *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_threads_are_recorded_and_used_again_by_a_resume(here, no_figures):
+    """Quadratics are too small to be computed by more than one thread, which forks of this process need."""
+    run = ["fit", *QUADRATIC, "--rounds", "3", "--experiment"]
+    try:
+        assert cli.main([*run, "usual"]) == 0
+        assert cli.main([*run, "two", "--threads", "2"]) == 0
+        usual, two = (next((here / "runs" / name).iterdir()) for name in ("usual", "two"))
+        assert [yaml.safe_load((path / "config.yaml").read_text())["threads"] for path in (usual, two)] == [1, 2]
+        (two / "summary.json").unlink()
+        shutil.rmtree(two / "checkpoints")
+        torch.set_num_threads(1)
+        assert cli.main(["resume", str(two)]) == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+# Runs that Lightning or its callbacks end.
+
+STOPPING = "{name: EarlyStopping, monitor: validation/loss, patience: 0, min_delta: 1.0e+9}"
+LONG = [*QUADRATIC, "--rounds", "40", "--evaluation.every", "30", "--evaluation.tasks", "3"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rounds"),
+    [
+        (["--trainer.max_steps", "7"], 7),
+        (["--trainer.limit_train_batches", "9"], 9),
+        (["--trainer.val_check_interval", "5", "--trainer.callbacks", STOPPING], 10),
+    ],
+    ids=["max_steps", "limit_train_batches", "early_stopping"],
+)
+def test_a_run_that_lightning_ends_early_has_its_summary_and_its_last_evaluation(here, flags, rounds, no_figures):
+    run = run_fit(*LONG, *flags)
+    rows = read_table(run.metrics)
+    assert len(rows) == read_summary(run)["rounds"] == rounds
+    assert rows[-1]["test_loss"] != ""
+    assert (run.checkpoints / f"round-{rounds:08d}.ckpt").is_file()
+
+
+def test_lanes_of_a_run_that_ended_early_have_their_last_regret(here, no_figures):
+    small = ["--data.subset", "40", "--data.subsets", "60", "--data.horizon", "5", "--rounds", "60"]
+    run = run_fit("--config", "market", *small, "--trainer.max_steps", "20")
+    regrets = sorted(float(event["regret"]) for event in read_table(run.events))
+    middle = (regrets[len(regrets) // 2 - 1] + regrets[len(regrets) // 2]) / 2
+    assert middle == pytest.approx(float(read_table(run.metrics)[-1]["regret/euclidean"]), rel=1e-12)
+
+
+# The components and the Trainer.
+
+
+def test_a_run_is_built_with_every_key_of_its_configuration(monkeypatch):
+    asked = []
+    monkeypatch.setattr(run_file, "take_threads", lambda *given: asked.append(given) or 1)
+    config = config_of(
+        *QUADRATIC, "--regret_window", 4, "--on_nonfinite", "skip", "--several_tasks", "loop", "--tasks_per_round", 2,
+        "--seed", 5, "--workers", 1, "--threads", 2, "--trainer.devices", 2, "--rounds", 7, "--evaluation.tasks", 3,
+    )  # fmt: skip
+    module, data, stream, validation = build(config)
+    assert asked == [(2, 2)]
+    assert config["threads"] == 1
+    assert (module.seed, module.several_tasks, module.tasks_per_round) == (5, "loop", 2)
+    assert (module.outer_step.regret_window, module.outer_step.on_nonfinite) == (4, "skip")
+    assert (data.stream, data.rounds, data.tasks_per_round, validation) == (stream, 7, 2, [])
+    loaders = data.train_dataloader(), data.val_dataloader(), data.test_dataloader()
+    assert [getattr(loader, "loader", loader).num_workers for loader in loaders] == [1, 1, 1]
+    for loader, tasks in zip(loaders[1:], (stream.validation, stream.test), strict=True):
+        served = list(loader)
+        assert len(served) == 3
+        assert all(torch.equal(task["b"], tasks[i]["b"]) for i, task in enumerate(served))
+    both = build(config_of(*QUADRATIC, "--evaluation.split", "both", "--evaluation.tasks", 4))
+    assert torch.equal(both.validation[3]["b"], both.stream.validation[3]["b"])
+    assert len(both.validation) == 4
+    assert len(build(config_of(*QUADRATIC, "--evaluation.tasks", 600)).data.test) == 600
+
+
+def test_the_module_returns_its_network(few_shot):
+    module, data, *_ = build(config_of(*few_shot))
+    assert module.network()(data.test[0]["query"]).shape == (6, 3)
+
+
+def test_glibc_takes_the_settings_of_its_allocator():
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
+@pytest.mark.parametrize(("algorithm", "stored"), [("oagd", 8000), ("obbo", 0)])
+def test_the_memory_of_a_run_is_estimated_from_its_task_and_its_outer_variable(algorithm, stored, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(run_file, "require_memory", lambda key, count, size: asked.__setitem__(key, (count, size)))
+    config = {"algorithm": {"name": algorithm, "window": 5}, "regret_window": 10, "workers": 1000}
+    config |= {"tasks_per_round": 2, "evaluation": {"tasks": 3}}
+    start, task = torch.zeros(2, 100, dtype=torch.float64), {"x": torch.zeros(1000, dtype=torch.float64), "name": "x"}
+    run_file._require_sizes(config, start, task)
+    assert asked == {
+        "tasks_per_round": (2, 2 * 8000),
+        "evaluation.tasks": (3, 3 * 8000),
+        "regret_window": (10, 10 * (1600 + 100)),
+        "algorithm.window": (5, 5 * (1600 + stored + 100)),  # OAGD stores tasks, too
+    }
+    run_file._require_sizes(config, start, None)  # a task that is not known is at least small
+    assert asked["tasks_per_round"] == (2, 2000)
+    with pytest.raises(ValueError, match="workers must be at most 1000, got 1001"):
+        run_file._require_sizes({**config, "workers": 1001}, start, task)
+
+
+@pytest.mark.parametrize(
+    ("flags", "training"),
+    [
+        ((), 0),
+        (("--trainer.limit_val_batches", 2), 2),
+        (("--trainer.val_check_interval", 3), 1.0),
+        (("--trainer.val_check_interval", 3, "--trainer.limit_val_batches", 0.5), 0.5),
+    ],
+)
+def test_lightning_validates_where_asked_to_and_evaluating_a_run_uses_all_tasks(flags, training):
+    config = config_of(*QUADRATIC, *flags)
+    trainer, evaluating = make_trainer(config), make_trainer(config, evaluating=True)
+    assert (trainer.limit_val_batches, evaluating.limit_val_batches) == (training, 1.0)
+    if "--trainer.val_check_interval" in flags:
+        assert (trainer.val_check_interval, evaluating.val_check_interval) == (3, 1.0)
+    assert (trainer.max_epochs, trainer.num_sanity_val_steps, trainer.log_every_n_steps) == (1, 0, 1)
+    assert trainer.checkpoint_callbacks == []
+    assert not trainer._accelerator_connector.use_distributed_sampler  # it would halve the stream
+    assert not trainer.validate_loop.inference_mode  # adapting needs gradients
+
+
+def test_options_of_the_user_replace_the_usual_ones_and_his_callbacks_come_first(tmp_path):
+    ours = L.Callback()
+    names = "[{name: Timer}, {class_path: lightning.pytorch.callbacks.LambdaCallback}, {name: ModelCheckpoint}]"
+    flags = ["--trainer.callbacks", names, "--trainer.log_every_n_steps", 7, "--trainer.enable_model_summary", "true"]
+    config = config_of(*QUADRATIC, *flags)
+    config["trainer"]["plugins"] = LightningEnvironment()
+    trainer = make_trainer(config, [ours], root=tmp_path)
+    names = [type(callback).__name__ for callback in trainer.callbacks]
+    assert names.index("Timer") < names.index("LambdaCallback") < names.index("Callback")
+    assert any("ModelSummary" in name for name in names)
+    assert trainer.log_every_n_steps == 7
+    assert trainer.default_root_dir == str(tmp_path)
+    assert trainer.checkpoint_callback is not None
+    assert trainer._accelerator_connector.cluster_environment is config["trainer"]["plugins"]
+    assert isinstance(trainer.strategy.checkpoint_io, ExactCheckpoints)
+    evaluating = {type(callback).__name__ for callback in make_trainer(config, evaluating=True).callbacks}
+    assert not evaluating & {"Timer", "ModelCheckpoint"}
+
+
+def test_every_callback_of_the_user_runs_before_the_run_writer(here, no_figures):
+    class Order(L.Callback):
+        def on_train_start(self, trainer, module):
+            self.types = [type(callback) for callback in trainer.callbacks]
+
+    order = Order()
+    run_fit(
+        *QUADRATIC, "--rounds", 1, "--trainer.callbacks", "[{name: Timer}, {name: ModelCheckpoint}]", callbacks=[order]
+    )
+    assert order.types[-1] is RunWriter
+    assert {"Timer", "ModelCheckpoint", "Order"} <= {cls.__name__ for cls in order.types[:-1]}
+
+
+@pytest.mark.filterwarnings("ignore:.*(precision|autocast|CUDA|GradScaler)")
+@pytest.mark.parametrize(
+    ("precision", "allowed"), [(32, False), (64, True), ("bf16-mixed", False), ("16-mixed", False)]
+)
+def test_a_run_needs_full_precision(precision, allowed):
+    config = config_of(*QUADRATIC, "--trainer.precision", precision)
+    message = r"trainer\.precision must be (32 or )?64"
+    with contextlib.nullcontext() if allowed else pytest.raises(ValueError, match=message):
+        require_trainer(make_trainer(config), config, build(config))
+
+
+def test_a_stream_that_arrives_task_by_task_has_one_process():
+    config = config_of(*QUADRATIC)
+    module = OnlineBilevelModule(Nonlinear(), build_algorithm(config), toy_point(2), tasks_per_round=2)
+    trainer = SimpleNamespace(precision="64-true", strategy=DDPStrategy(), world_size=1)
+    components = SimpleNamespace(module=module, stream=SimpleNamespace(train=iter([])))
+    require_trainer(trainer, config, components)
+    trainer.world_size = 2
+    with pytest.raises(ValueError, match=r"trainer\.devices must be 1 for a stream that arrives task by task"):
+        require_trainer(trainer, config, components)
+
+
+# Exit codes.
+
+
+@pytest.mark.parametrize(
+    ("error", "rank_zero", "code", "message"),
+    [
+        (
+            Stopped(15, 3),
+            True,
+            143,
+            "stopped by SIGTERM after round 3; continue with: python -m obbo_lightning resume ",
+        ),
+        (Stopped(2, 3), True, 130, "stopped by SIGINT after round 3"),
+        (Stopped(15, 3), False, 0, ""),  # rank 0 reports for all
+        (
+            run_file.DamagedTaskError("a.npz: is damaged"),
+            True,
+            2,
+            "obbo: a.npz: is damaged; when it is fixed, continue",
+        ),
+        (FloatingPointError("an overflow"), True, 1, "obbo: an overflow"),
+        (FloatingPointError("an overflow"), False, 1, ""),
+        (None, True, 0, ""),
+    ],
+)
+def test_the_end_of_a_run_is_reported_once_and_in_its_exit_code(
+    error, rank_zero, code, message, tmp_path, monkeypatch, capsys
+):
+    def end(*arguments, **options):
+        if error:
+            raise error
+
+    monkeypatch.setattr(run_file, "fit", end)
+    monkeypatch.setattr(run_file, "is_rank_zero", lambda: rank_zero)
+    assert fit_to_exit_code({}, RunDirectory(tmp_path), None) == code
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert bool(printed) == bool(message)
+
+
+def test_a_defect_in_a_run_tells_how_to_continue_and_one_before_it_does_not(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("a defect")
+
+    run = RunDirectory(tmp_path)
+    monkeypatch.setattr(run_file, "fit", fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        fit_to_exit_code({}, run, None)
+    run.config.touch()
+    message = r"RuntimeError: a defect .* continue with: python -m .* resume "
+    with pytest.raises(run_file.RunFailedError, match=message):
+        fit_to_exit_code({}, run, None)
+
+
+# Runs whose λ has parameter groups.
+
+GROUPS = ["--config", "regularization", "--rounds", "8", "--data.examples", "20", "--data.batch", "8"]
+GROUPS += ["--data.validation", "4", "--data.test", "9", "--data.period", "2", "--problem.network.filters", "2"]
+GROUPS += ["--algorithm.inner.batch_size", "4", "--evaluation.baselines", "false"]
+
+
+def final_module(run):
+    return OnlineBilevelModule.load_from_checkpoint(list_checkpoints(run.checkpoints)[-1])
+
+
+def test_a_run_writes_lambda_by_name_and_metrics_of_each_group(here, no_figures):
+    run = run_fit(*GROUPS, "--checkpoint.every", 4)
+    rows, outer = read_table(run.metrics), read_table(run.outer)
+    assert [row["round"] for row in outer] == [str(t) for t in range(1, 9)]
+    assert list(outer[0]) == ["round", "decay", "smoothing"]
+    final = final_module(run).outer.detach()[0].tolist()
+    assert [float(outer[-1][name]) for name in ("decay", "smoothing")] == final
+    for row in rows:
+        for kind in ("euclidean", "generalized"):
+            total = float(row[f"regret/{kind}/decay"]) + float(row[f"regret/{kind}/smoothing"])
+            assert total == pytest.approx(float(row[f"regret/{kind}"]), rel=1e-6)
+        assert row["regret/exact/decay"] == ""
+        assert float(row["lr/decay"]) > 0
+    algorithm = yaml.safe_load(run.config.read_text())["algorithm"]
+    assert (algorithm["lr"], algorithm["scale"]) == (None, 0.3)
+    assert not {"geometry", "regularizer", "domain"} & set(algorithm)
+    again = RunDirectory(shutil.copytree(run.path, here / "again"))
+    again.summary.unlink()
+    first, _ = list_checkpoints(again.checkpoints)
+    assert cli.main(["resume", str(again.path), "--checkpoint", str(first)]) == 0
+    for name in ("metrics.csv", "outer.csv"):
+        assert (again.path / name).read_bytes() == (run.path / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "rates", "geometries", "columns"),
+    [
+        (
+            ["--algorithm.geometry", "euclidean", "--algorithm.groups.smoothing.lr", "0.5"],
+            ["auto", 0.5],
+            ["Euclidean", "Euclidean"],
+            {"lr/decay"},
+        ),
+        (
+            ["--algorithm.lr", "0.1", "--algorithm.groups.smoothing.geometry.name", "adaptive_diagonal"],
+            [0.1, 0.1],
+            ["NegativeEntropy", "AdaptiveDiagonal"],
+            set(),
+        ),
+    ],
+)
+def test_flags_are_for_all_groups_or_for_one(flags, rates, geometries, columns, here, no_figures):
+    run = run_fit(*GROUPS, *flags, "--rounds", 2)
+    groups = final_module(run).configure_optimizers().groups
+    assert [group.lr for group in groups] == rates
+    assert [type(group.geometry).__name__ for group in groups] == geometries
+    assert {name for name in read_table(run.metrics)[0] if name.startswith("lr/")} == columns
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([*GROUPS, "--algorithm.groups.decay.geometry", "round"], "algorithm.groups.decay.geometry must be one of"),
+        ([*GROUPS, "--algorithm.groups.decay.lr", "-1"], "algorithm.groups.decay.lr must be a positive finite number"),
+        (["--config", "sources", "--algorithm.geometry", "burg"], "algorithm.groups.sources.geometry Burg() with"),
+        ([*GROUPS, "--algorithm.geometry.decay", "0.5"], "algorithm.geometry.decay"),
+        ([*QUADRATIC, "--algorithm.groups.decay.lr", "1"], "algorithm.groups must be none for a problem"),
+        (
+            ["--config", "forgetting", "--problem.past", "5"],
+            "problem.past cannot be set, got 5: it follows from the tasks",
+        ),
+        (["--config", "forgetting", "--problem.ridge", "-1"], "problem.ridge must be a positive finite number, got -1"),
+    ],
+)
+def test_a_mistake_about_groups_or_problems_is_refused_before_anything_is_written(flags, message, here, capsys):
+    assert cli.main(["fit", *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()

@@ -1,0 +1,117 @@
+"""What two processes compute together; started by test_distributed.py with torchrun, not by pytest."""
+
+import json
+import sys
+from pathlib import Path
+
+import lightning as L
+import torch
+from torch import distributed, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from obbo_lightning import OBBO, Hyperparameters, OnlineTuner, OuterStep, Positive, cli
+from obbo_lightning.core.distributed import Shard
+from obbo_lightning.core.memory import InnerState
+from obbo_lightning.core.randomness import Key
+from obbo_lightning.core.round import run_round
+from obbo_lightning.geometry import Euclidean
+from obbo_lightning.solvers import GradientDescent
+from obbo_lightning.streams.quadratic import QuadraticTasks
+
+
+def all_reduce(values):
+    summed = values.clone()
+    distributed.all_reduce(summed)
+    return summed
+
+
+def skip_nan(folder):
+    """Run four rounds in which rank 1's task of the second round is NaN; every rank writes what it did."""
+    rank = distributed.get_rank()
+    stream = QuadraticTasks(rounds=8, inner_dim=4, outer_dim=2)
+    algorithm = OBBO(lr=0.01, window=2, geometry=Euclidean(), inner=GradientDescent(steps=5, lr=0.5))
+    step = OuterStep(nn.Parameter(stream.initial_outer()), algorithm, on_nonfinite="skip")
+    states, rounds = [InnerState()], []
+    for t in range(4):
+        task = stream[2 * t + rank]
+        if t == 1 and rank == 1:
+            task = {name: values * torch.nan for name, values in task.items()}
+        shard = Shard(first=rank, tasks=2, all_reduce=all_reduce)
+        finished = run_round(stream.problem, algorithm, step, [task], states, Key(0, t), shard)
+        states = finished.states
+        rounds.append({"skipped": finished.skipped.tolist(), "outer": finished.outer.tolist()})
+    (folder / f"nan-{rank}.json").write_text(json.dumps(rounds))
+
+
+class DecayModule(L.LightningModule):
+    """Linear model with a learned decay; its weights do not change, so that the part of every rank is known."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(2, 1)
+        self.hyper = Hyperparameters(decay=Positive(0.1, upper=10.0))
+
+    def training_loss(self, batch, hyper):
+        return self.validation_loss(batch, hyper) + hyper["decay"] * self.linear.weight.norm()
+
+    def validation_loss(self, batch, hyper):
+        return (self.linear(batch[0]).squeeze(-1) - batch[1]).square().mean()
+
+    def training_step(self, batch, index):
+        return self.training_loss(batch, self.hyper)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.linear.parameters(), lr=1e-30)
+
+
+def tuning_rows():
+    x = torch.randn(16, 2, generator=torch.Generator().manual_seed(1))
+    return x, x.sum(-1)
+
+
+class RecordingTuner(OnlineTuner):
+    """Remembers its hypergradients."""
+
+    def __init__(self):
+        super().__init__(lambda n: tuple(v[n : n + 4] for v in tuning_rows()), every=1, lr=0.1)
+        self.hypergradients = []
+
+    def step(self, *arguments, **options):
+        finished = super().step(*arguments, **options)
+        self.hypergradients.append(float(finished.hypergradient))
+        return finished
+
+
+def tune(folder):
+    """Tune with batches of its own on each rank; all ranks have the same hyperparameters."""
+    tuner, module, rank = RecordingTuner(), DecayModule(), distributed.get_rank()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=1,
+        callbacks=[tuner],
+        use_distributed_sampler=False,
+        **quiet,
+    )
+    trainer.fit(module, DataLoader(TensorDataset(*(v[rank::2] for v in tuning_rows())), batch_size=4))
+    found = {"hypergradients": tuner.hypergradients, "decay": float(module.hyper["decay"])}
+    (folder / f"tuned-{rank}.json").write_text(json.dumps(found))
+
+
+def main():
+    folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
+    for arguments in jobs:
+        code = cli.main(arguments)
+        if code:
+            raise SystemExit(code)
+    skip_nan(folder)
+    tune(folder)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
