@@ -96,11 +96,7 @@ def finite_columns(where: str, table: pl.DataFrame) -> NDArray[np.float64]:
 
 
 def read_examples(
-    path: Path,
-    label: str,
-    key: str = "data.path",
-    columns: Sequence[str] | None = None,
-    require_labels: bool = False,
+    path: Path, label: str, key: str = "data.path", columns: Sequence[str] | None = None, require_labels: bool = False
 ) -> tuple[NDArray[np.float64], Labels | None, list[str] | None]:
     """Return the examples ``[n, …]`` and labels of an npz file or a table, and the names of the table's features.
 

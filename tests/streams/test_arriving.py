@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +18,6 @@ from processes import Forked
 from obbo_lightning import cli
 from obbo_lightning.streams import arriving
 from obbo_lightning.streams.arriving import (
-    Arrival,
-    ArrivingTaskIterator,
     DamagedTaskError,
     FollowStream,
     follow_folder,
@@ -256,10 +253,7 @@ DAMAGED = {
     "unknown class": ({"query_labels": [0, 0, 1, 2]}, "labels must be the classes 0, 1, …"),
     "one class": ({"support_labels": [0, 0, 0, 0]}, "labels must be the classes 0, 1, …"),
     "fractions": ({"support_labels": [0.0, 0.0, 1.0, 1.0]}, "'support_labels' must be one integer for each of the"),
-    "not finite": (
-        {"query": [[float("nan")] * 3] * 4},
-        "'query' must be finite numbers, got float64 values that are not",
-    ),
+    "not finite": ({"query": [[float("nan")] * 3] * 4}, "'query' must be finite numbers, got float64 values that are"),
     "text": ({"query": "five"}, "'query' must be finite numbers, got <U4 values that are not"),
     "ragged": ({"query": [[1.0], [1.0, 2.0]]}, "must be an object of arrays by name"),
     "nothing": (dict.fromkeys(task(0)), "must hold arrays, and has none"),
@@ -302,24 +296,13 @@ def test_wait_ends_after_the_timeout(here, monkeypatch):
     tasks = tasks_in(here / "tasks.jsonl", timeout=5.0)
     assert len(list(tasks)) == 1
     assert clock == [5.0]
-    assert next(tasks.so_far())["query"].shape == (4, 3)  # without waiting
+    with (here / "tasks.jsonl").open("a") as file:
+        file.write(line(1)[:20])  # not complete yet
+    assert [one["query"].shape for one in tasks.so_far()] == [(4, 3)]  # without waiting
+    write(here / "tasks", 0)
+    (here / "tasks" / "0001.npz").write_bytes(b"PK")  # not complete yet
+    assert len(list(tasks_in(here / "tasks", timeout=5.0).so_far())) == 1
     assert clock == [5.0]
-
-
-def test_iterator_continues_from_its_state(here):
-    write(here / "tasks", *range(3))
-    (here / "tasks.jsonl").write_text("".join(map(line, range(3))))
-    for path in (here / "tasks", here / "tasks.jsonl"):
-        whole = list(tasks_in(path))
-        iterator = iter(tasks_in(path))
-        next(iterator)
-        state = iterator.state_dict()
-        next(iterator)
-        other = iter(tasks_in(path))
-        other.load_state_dict(state)
-        rest = list(other)
-        assert len(rest) == 2
-        assert all(torch.equal(a["query"], b["query"]) for a, b in zip(rest, whole[1:], strict=True))
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -337,15 +320,6 @@ def test_form_of_the_first_task_is_known_after_a_resume(moved, here):
     (here / "three.jsonl").write_text(line(0))
     with pytest.raises(ValueError, match=r"must have the 2 tasks of the finished rounds, and .*three.jsonl has not"):
         iter(tasks_in(here / "three.jsonl")).load_state_dict(first.state_dict())
-
-
-@pytest.mark.parametrize(("path", "skipped"), [("-", 0), ("other.jsonl", 3)])
-def test_finished_tasks_are_skipped_in_another_file_and_not_in_a_pipe(path, skipped):
-    arrivals = (Arrival("", {}, n) for n in range(1, 9))
-    iterator = ArrivingTaskIterator(SimpleNamespace(path=path, arrivals=lambda position=None: arrivals))
-    iterator.load_state_dict({"path": "tasks.jsonl", "position": 0, "count": 3, "form": {}})
-    assert next(arrivals).position == skipped + 1
-    assert iterator.state_dict()["position"] == skipped
 
 
 def test_run_that_is_stopped_and_killed_repeatedly_equals_the_undisturbed_one(here, undisturbed, monkeypatch, capsys):
@@ -426,14 +400,8 @@ def test_run_on_standard_input_ends_with_it_and_continues_with_what_comes_next(h
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            ["nowhere", "--problem", "few_shot"],
-            "a folder, a file of JSON lines, or -, and exist, got 'nowhere'",
-        ),
-        (
-            ["one.npz", "--problem", "few_shot"],
-            "a folder, a file of JSON lines, or -, and exist, got 'one.npz'",
-        ),
+        (["nowhere", "--problem", "few_shot"], "a folder, a file of JSON lines, or -, and exist, got 'nowhere'"),
+        (["one.npz", "--problem", "few_shot"], "a folder, a file of JSON lines, or -, and exist, got 'one.npz'"),
         (["empty"], "problem must be given for data follow: few_shot, or file.py:Class, got none"),
         (["empty", "--problem", "few_shot", "--data.timeout", "0"], "data.timeout must be a positive finite"),
         (["empty", "--problem", "few_shot", "--data.timeout", "0.01"], "and none has arrived in empty"),

@@ -150,15 +150,13 @@ def test_events_are_those_of_a_loop_over_bars(market):
     assert [bar for ticker, bar in places_of(found) if ticker == "T0"] == [60, 90]
 
 
-def test_events_need_all_their_bars_before_and_after_them():
+def test_events_need_all_their_bars_before_and_after_them_and_a_gap():
     bars = (49, 50, 79, 80)
     table = jumping(4, 100, dict.fromkeys(enumerate(bars), 0.05))
     for before, after in ((50, 20), (51, 20), (50, 19), (51, 19), (81, 19), (82, 0)):
         expected = [(f"T{i}", bar) for i, bar in enumerate(bars) if bar + 1 >= before and 99 - bar >= after]
         assert places_of(detect_events(table, 8, 20, 10, before, after)) == expected
-
-
-def test_gap_is_counted_from_the_last_event_and_not_from_a_jump_between():
+    # the gap is counted from the last event, and not from a jump between
     table = jumping(4, 140, dict.fromkeys([(0, 60), (0, 80), (0, 100), (1, 70), (1, 99)], 0.05))
     assert places_of(detect_events(table, 8, 20, 30)) == [("T0", 60), ("T1", 70), ("T0", 100)]  # in time
 
@@ -315,16 +313,10 @@ def of_files(files, *flags):
     ("change", "message"),
     [
         (spoil("close", float("nan")), "row 26 of the prices: a price must be a positive number, got nan"),
-        (spoil("close", -3.0), "row 26 of the prices: a price must be a positive number, got -3.0"),
         (spoil("close", 0.0, 100), "row 101 of the prices: a price must be a positive number, got 0.0"),
         (lambda t: t[[*range(26), 25, *range(26, len(t))]], "row 27 of the prices: timestamps must increase"),
-        (lambda t: t[[*range(24), 25, 24, *range(26, len(t))]], "row 26 of the prices: timestamps must increase"),
         (lambda t: t.filter(pl.col("ticker") != "SIM001"), "event SIM001 2021-01-06 20:30:00: the ticker must be in"),
-        (
-            lambda t: t[20:],
-            "event SIM000 2021-01-06 20:30:00: must have 50 prices up to it and 10 after it, and has 40 and",
-        ),
-        (lambda t: pl.concat([t[:65], t[80:]]), "must have 50 prices up to it and 10 after it, and has 60 and 5"),
+        (lambda t: t[20:], "SIM000 2021-01-06 20:30:00: must have 50 prices up to it and 10 after it, and has 40 and"),
         (lambda t: pl.concat([t[:40], t[80:]]), "must lie in the prices, 2021-01-04 09:30:00 to 2021-01-06 00:30:00"),
     ],
 )
@@ -347,13 +339,7 @@ def test_bad_events_are_named_with_their_file_and_row(files):
     with pytest.warns(UserWarning, match="5 of 6 events skipped"):
         stream = small_stream(files, on_bad_event="skip")
     assert stream.lanes["ticker"].to_list() == ["SIM000"]
-    assert [(bad["row"], bad["ticker"][-1]) for bad in stream.skipped] == [
-        (2, "1"),
-        (3, "0"),
-        (4, "1"),
-        (5, "0"),
-        (6, "1"),
-    ]
+    assert [(bad["row"], bad["ticker"]) for bad in stream.skipped] == [(i, f"SIM00{1 - i % 2}") for i in range(2, 7)]
     repeated = {bad["reason"] for bad in stream.skipped if bad["ticker"] == "SIM000"}
     assert repeated == {"must occur once, and is in row 1 too"}
     with pytest.raises(ValueError, match=r"^\S+prices.parquet, row \d+, event SIM001 .* timestamps must increase"):
@@ -369,14 +355,14 @@ def test_bad_events_are_named_with_their_file_and_row(files):
         (lambda p, e: p.write_text("no parquet"), "prices.parquet cannot be read as parquet"),
         (
             lambda p, e: pl.read_parquet(p).drop("close").write_parquet(p),
-            "must have rows, and the columns ticker, timestamp, close, got",
+            "and the columns ticker, timestamp, close, got",
         ),
         (lambda p, e: pl.read_parquet(p)[:0].write_parquet(p), "prices.parquet must have rows, and the columns"),
         (lambda p, e: pl.read_parquet(p).cast({"close": pl.Boolean}).write_parquet(p), "close must be numbers"),
         (lambda p, e: e.write_text(""), "events.csv cannot be read as CSV"),
         (
             lambda p, e: e.write_text("ticker,timestamp\n"),
-            "events.csv must have rows, and the columns ticker, timestamp, got 0 rows",
+            "must have rows, and the columns ticker, timestamp, got 0 rows",
         ),
         (lambda p, e: e.write_text("ticker,when\nA,2021-01-01\n"), "got 1 rows of ticker, when"),
         (lambda p, e: e.write_text("ticker,timestamp\nSIM000,soon\n"), "row 1: 'timestamp' must have a value like"),
@@ -384,7 +370,7 @@ def test_bad_events_are_named_with_their_file_and_row(files):
         (lambda p, e: e.write_text("ticker,timestamp\nSIM000,11:00\n"), "row 1: 'timestamp' must have a value like"),
         (
             lambda p, e: pl.read_parquet(p).cast({"timestamp": pl.Int64}).write_parquet(p),
-            "row 1: 'timestamp' must have a value like",
+            "row 1: 'timestamp' must have",
         ),
         (lambda p, e: e.write_text("ticker,timestamp\nNONE,2021-01-06 20:30:00\n"), "the ticker must be in the prices"),
     ],
@@ -412,10 +398,17 @@ def test_impossible_settings_are_refused(flags, message, refusal):
     assert message in refusal(*FLAGS, *flags)
 
 
-def test_csv_prices_equal_parquet_prices(files, tmp_path):
+def test_prices_in_csv_files_equal_those_in_parquet_and_tickers_stay_text(files, tmp_path):
     pl.read_parquet(files[0]).write_csv(tmp_path / "prices.csv", datetime_format="%Y-%m-%d %H:%M:%S")
     one, two = small_stream(files), small_stream((tmp_path / "prices.csv", files[1]))
     assert torch.allclose(one.train.values, two.train.values, rtol=0, atol=1e-12)
+    rename = pl.col("ticker").replace({"SIM000": "000660", "SIM001": "1E5"})
+    prices = pl.read_parquet(files[0]).with_columns(rename)
+    closes = [str(round(c)) if i < 30 else str(c) for i, c in enumerate(prices["close"])]
+    prices.with_columns(close=pl.Series(closes)).write_csv(tmp_path / "prices.csv")
+    pl.read_csv(files[1]).with_columns(rename).write_csv(files[1])
+    stream = small_stream((tmp_path / "prices.csv", files[1]))
+    assert stream.lanes["ticker"].to_list() == ["000660", "1E5", "SIM002"]
 
 
 def test_time_zones_are_respected_or_refused(files):
@@ -425,16 +418,6 @@ def test_time_zones_are_respected_or_refused(files):
         small_stream(files)
     files[1].write_text("ticker,timestamp\n" + "".join(f"SIM00{i},2021-01-06T20:30:00-05:00\n" for i in range(3)))
     assert torch.equal(small_stream(files).train.values, plain.train.values)
-
-
-def test_tickers_may_look_like_numbers_and_prices_begin_with_integers(files, tmp_path):
-    rename = pl.col("ticker").replace({"SIM000": "000660", "SIM001": "1E5"})
-    prices = pl.read_parquet(files[0]).with_columns(rename)
-    closes = [str(round(c)) if i < 30 else str(c) for i, c in enumerate(prices["close"])]
-    prices.with_columns(close=pl.Series(closes)).write_csv(tmp_path / "prices.csv")
-    pl.read_csv(files[1]).with_columns(rename).write_csv(files[1])
-    stream = small_stream((tmp_path / "prices.csv", files[1]))
-    assert stream.lanes["ticker"].to_list() == ["000660", "1E5", "SIM002"]
 
 
 @pytest.mark.parametrize("name", [*SIX, "entropy"])

@@ -65,11 +65,7 @@ def broken(column, row, value):
     [
         (table(), {"target": None}, r"data\.target must be a column of .*, which are 'a', 'b', 'y', got None"),
         (table(), {"target": "z"}, r"data\.target must be a column of .*, got 'z'"),
-        (
-            table(),
-            {"features": ["a", "z"]},
-            r"data\.features must name columns of .* once each, of 'a', 'b', got \['a', 'z'\]",
-        ),
+        (table(), {"features": ["a", "z"]}, r"data\.features must name columns of .* once each, .*, got \['a', 'z'\]"),
         (table(), {"features": ["a", "y"]}, r"data\.features must .* of 'a', 'b', got \['a', 'y'\]"),
         (table(), {"features": ["a", "a"]}, r"data\.features must .*, got \['a', 'a'\]"),
         (table(), {"features": []}, r"data\.features must .*, got \[\]"),
@@ -81,22 +77,14 @@ def broken(column, row, value):
         (table(19), {}, r"data\.csv must have at least 20 rows, data\.past 3 \+ 1 blocks of data\.block 5, got 19 in"),
         (table()[:0], {}, r"data\.csv must have rows, got .*, which has none"),
         (table().select("y"), {}, r"data\.csv must have a column of numbers besides 'y', got"),
-        (
-            broken("a", 16, "n/a"),
-            {},
-            r"rows\.csv, row 17: 'a' must be a finite number, got 'n/a'",
-        ),
+        (broken("a", 16, "n/a"), {}, r"rows\.csv, row 17: 'a' must be a finite number, got 'n/a'"),
         (broken("b", 3, None), {}, r"rows\.csv, row 4: 'b' must be a finite number, got nothing"),
         (broken("b", 3, "inf"), {}, r"rows\.csv, row 4: 'b' must be a finite number, got 'inf'"),
         (broken("y", 3, None), {}, r"rows\.csv, row 4: 'y' must have a value \(rows without a target"),
         (broken("y", 3, "nan"), {}, r"rows\.csv, row 4: 'y' must be a finite number, got 'nan'"),
         (broken("y", 3, "up"), {}, r"rows\.csv, row 4: 'y' must be a finite number, got 'up'"),
         (table().with_columns(y=2.5), {}, r"data\.target must have two values, or .*, got 'y' with 1 different"),
-        (
-            table().with_columns(y=pl.Series(["a", "b", "c"] * 20)),
-            {},
-            r"data\.target must have two values, .* with 3 diff",
-        ),
+        (table().with_columns(y=pl.Series(["a", "b", "c"] * 20)), {}, r"data\.target must have two values, .* 3 diff"),
     ],
 )
 def test_unusable_tables_and_settings_are_refused(frame, settings, message, csv):
@@ -111,9 +99,7 @@ def test_unreadable_files_are_refused(tmp_path):
     (tmp_path / "ragged.csv").write_text("a,y\n1,2\n1,2,3,4\n")
     with pytest.raises(ValueError, match=r"ragged\.csv cannot be read as CSV: "):
         ForgettingStream(str(tmp_path / "ragged.csv"), "y")
-    with pytest.raises(
-        ValueError, match=r"data\.target and data\.features need data\.csv, got 'y' and None without any"
-    ):
+    with pytest.raises(ValueError, match=r"data\.target and data\.features need data\.csv, got 'y' and None without"):
         ForgettingStream(target="y")
     with pytest.raises(ValueError, match=r"must have at least 93000 rows, .* got 30240 generated ones"):
         ForgettingStream(block=3000)
@@ -130,10 +116,6 @@ def test_true_coefficients_of_generated_rows_turn_at_three_speeds():
     for first, speed in ((2000, 0.0), (6000, 0.02), (9700, 0.2), (15000, 0.0)):
         turned = direction(first + 800) / direction(first)
         assert abs(turned - np.exp(1j * speed * 800 / 48)) < 0.3  # a speed is radians in 48 rows
-
-
-def test_regression_keeps_the_contract_of_a_stream():
-    check_stream(ForgettingStream(past=3, block=10, kind="regression"))
 
 
 def test_task_has_the_past_newest_first_scaled_by_what_is_known(csv):
@@ -199,6 +181,13 @@ def test_rounds_are_the_complete_blocks_after_the_first_past(csv):
     assert len(ForgettingStream().train) == 600
 
 
+def test_stream_of_regression_keeps_its_contract_and_starts_with_equal_weights():
+    check_stream(ForgettingStream(past=3, block=10, kind="regression"))
+    stream = ForgettingStream(past=7, block=20)
+    start = stream.start(stream.problem(), 0)
+    assert torch.equal(start, torch.full((1, 7), 1 / 7, dtype=torch.float64))
+
+
 def test_baselines_equal_solves_of_their_own(csv):
     """The best factor is the one with the smallest mean loss."""
     stream = ForgettingStream(csv(), "y", block=5, past=3)
@@ -236,9 +225,3 @@ def test_majority_class_is_predicted_with_its_frequency_so_far(csv):
         chance = np.clip(y[: 15 + 5 * t].mean(), 0.001, 0.999)
         now = y[15 + 5 * t : 20 + 5 * t]
         assert found[t] == pytest.approx(-np.log(np.where(now == 1, chance, 1 - chance)).mean())
-
-
-def test_start_is_equal_weights_in_float64():
-    stream = ForgettingStream(past=7, block=20)
-    start = stream.start(stream.problem(), 0)
-    assert torch.equal(start, torch.full((1, 7), 1 / 7, dtype=torch.float64))

@@ -18,12 +18,8 @@ def small_data(per_class=12):
     rng = np.random.default_rng(0)
     fine = np.repeat(np.arange(100), per_class).astype(np.uint8)
     is_test = np.tile((np.arange(per_class) >= per_class - 2).astype(np.uint8), 100)
-    return fc100.Cifar100(
-        rng.integers(0, 256, (len(fine), 32, 32, 3), dtype=np.uint8),
-        fine,
-        is_test,
-        np.array([f"fine{i}" for i in range(100)]),
-    )
+    images = rng.integers(0, 256, (len(fine), 32, 32, 3), dtype=np.uint8)
+    return fc100.Cifar100(images, fine, is_test, np.array([f"fine{i}" for i in range(100)]))
 
 
 @pytest.fixture
@@ -84,8 +80,12 @@ def write_pickles(root, data):
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": data.fine_names.tolist()}))
 
 
-def test_torchvisions_pickles_are_read(data, tmp_path, monkeypatch):
+def test_pickles_of_torchvision_are_read_if_their_md5_is_known(data, tmp_path, monkeypatch, refusal):
     write_pickles(tmp_path, data)
+    with monkeypatch.context() as patched:
+        patched.setattr("torchvision.datasets.cifar.download_and_extract_archive", lambda *given, **options: None)
+        patched.setattr("pickle.load", lambda *given, **options: pytest.fail("unpickled"))
+        assert "CIFAR-100 is not in" in refusal("--data", "fc100", "--data.root", tmp_path)
     # torchvision's MD5s are those of the real files
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: Path(path).exists())
     found = fc100.load_cifar100(tmp_path)
@@ -101,13 +101,6 @@ def test_missing_data_without_network_are_explained(tmp_path, monkeypatch, refus
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", unreachable)
     message = refusal("--data", "fc100", "--data.root", tmp_path / "data")
     assert all(way in message for way in ("cifar100.npz", "cifar-100-python", "download"))
-
-
-def test_pickles_with_another_md5_are_not_read(data, tmp_path, monkeypatch, refusal):
-    write_pickles(tmp_path, data)
-    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", lambda *given, **options: None)
-    monkeypatch.setattr("pickle.load", lambda *given, **options: pytest.fail("unpickled"))
-    assert "CIFAR-100 is not in" in refusal("--data", "fc100", "--data.root", tmp_path)
 
 
 def broken(data, **changes):
@@ -135,20 +128,16 @@ def test_files_that_are_not_cifar100_are_refused(root, change, message, refusal)
     assert message in error
 
 
-def test_missing_arrays_are_named(root, refusal):
-    np.savez_compressed(root / "cifar100.npz", images=small_data().images)
-    assert "cifar100.npz must hold images, fine_labels, " in refusal("--data", "fc100", "--data.root", root)
-
-
-@pytest.mark.parametrize("keep", [0, 100, 50_000])
-def test_truncated_files_are_refused(root, keep, refusal):
-    path = root / "cifar100.npz"
-    path.write_bytes(path.read_bytes()[:keep])
-    assert "cannot be read as an npz file" in refusal("--data", "fc100", "--data.root", root)
-
-
-def test_more_images_per_class_than_there_are_are_refused(root, refusal):
-    error = refusal("--data", "fc100", "--data.root", root, "--data.shots", 10)
+def test_truncated_files_missing_arrays_and_too_many_shots_are_refused(root, refusal):
+    file, flags = root / "cifar100.npz", ["--data", "fc100", "--data.root", root]
+    content = file.read_bytes()
+    for keep in (0, 100, 50_000):
+        file.write_bytes(content[:keep])
+        assert "cannot be read as an npz file" in refusal(*flags)
+    np.savez_compressed(file, images=small_data().images)
+    assert "cifar100.npz must hold images, fine_labels, " in refusal(*flags)
+    file.write_bytes(content)
+    error = refusal(*flags, "--data.shots", 10)
     assert "data.shots + data.queries must be at most 12, all examples of class " in error
 
 

@@ -141,19 +141,11 @@ def damaged(path):
         (lambda p: write_npz(p, labels=np.zeros(5, int)), [], "labels must be integers or text [96], got int64 [5]"),
         (lambda p: write_npz(p, labels=np.zeros(96)), [], "got float64 [96]"),
         (lambda p: write_npz(p, images=np.zeros((96, 20, 30), np.uint8)), [], "data.image_size must be given"),
-        (
-            lambda p: write_npz(p, images=np.zeros((96, 8, 8), np.uint8)),
-            [],
-            "image_size must be an integer of at least",
-        ),
+        (lambda p: write_npz(p, images=np.zeros((96, 8, 8), np.uint8)), [], "must be an integer of at least 16, got 8"),
         (write_npz, ["--data.image_size", "8"], "data.image_size must be an integer of at least 16, got 8"),
         (write_npz, ["--data.ways", "3"], "at most the 2 classes of the test split, got 3"),
         (write_npz, ["--data.shots", "6"], "data.shots + data.queries must be at most 8, all examples of class"),
-        (
-            write_npz,
-            ["--data.test_classes", "[77]"],
-            "data.test_classes must be of the 12 classes, and in no other list, got '77'",
-        ),
+        (write_npz, ["--data.test_classes", "[77]"], "data.test_classes must be of the 12 classes, and in no other"),
         (
             write_npz,
             ["--data.train_classes", "[1, 2]", "--data.test_classes", "[2, 3]"],
@@ -182,7 +174,4 @@ def test_unusable_files_and_settings_are_refused(tmp_path, make, flags, message,
 def test_unusable_folders_are_refused(tmp_path, spoil, message, refusal):
     spoil(write_folder(tmp_path / "f"))
     assert message in refusal("--data", "images", "--data.path", "f")
-
-
-def test_missing_path_is_asked_for(refusal):
     assert "data.path" in refusal("--data", "images")

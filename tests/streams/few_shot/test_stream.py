@@ -8,7 +8,6 @@ from obbo_lightning.streams import SyntheticStream
 from obbo_lightning.streams.few_shot.stored import StoredClasses, split_classes
 from obbo_lightning.streams.few_shot.stream import FewShotTasks
 from obbo_lightning.streams.few_shot.synthetic import GeneratedImages
-from obbo_lightning.training.datamodule import StreamDataModule
 
 SMALL = {"image_size": 16, "ways": 3, "shots": 2, "queries": 3}
 RATIOS = [0.6, 0.2, 0.2]
@@ -64,16 +63,6 @@ def test_no_example_is_twice_in_a_task():
         assert sorted(drawn[:6]) == [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
         assert len(set(drawn[6:])) == 3
         assert max(drawn[6:]) < 6
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_any_number_of_workers_serves_the_same_tasks(workers):
-    tasks = SyntheticStream(**SMALL).train
-    loader = StreamDataModule(tasks, rounds=4, workers=workers).train_dataloader()
-    assert len(loader) == 4
-    served = [task for (task,) in loader]
-    assert len(served) == 4
-    assert all(torch.equal(task[k], tasks[t][k]) for t, task in enumerate(served) for k in task)
 
 
 @pytest.mark.parametrize(

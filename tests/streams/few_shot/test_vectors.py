@@ -107,12 +107,9 @@ def test_rounds_run_on_examples_of_any_shape(tmp_path, shape, network):
         warnings.simplefilter("ignore")  # the fixed point need not contract here
         *_, last = online(problem, algorithm, stream.train[:3], stream.start(problem, 0))
     assert bool(last.loss.isfinite().all())
-
-
-def test_network_for_images_is_refused_for_vectors(tmp_path):
-    stream = small(write_npz(tmp_path / "own.npz"))
-    with pytest.raises(ValueError, match="must not need channels, which these tasks do not have, got CNN4"):
-        stream.problem(network=CNN4)
+    if channels is None:
+        with pytest.raises(ValueError, match="must not need channels, which these tasks do not have, got CNN4"):
+            stream.problem(network=CNN4)
 
 
 @pytest.mark.parametrize("network", [[], ["--problem.network.widths", "[6]"]])
@@ -135,42 +132,21 @@ def nan_in_row_4():
     [
         ("own.npz", lambda p: None, {}, "data.path must be an npz, csv or parquet file that exists, got"),
         ("own.txt", lambda p: p.write_text("1,2"), {}, "must be an npz, csv or parquet file that exists, got"),
-        ("own.npz", lambda p: p.write_text("no zip"), {}, "cannot be read as an npz file"),
         ("own.npz", lambda p: write_npz(p, labels=None), {}, "must hold examples, labels, got examples"),
         ("own.npz", lambda p: write_npz(p, examples=LABELS), {}, "examples must be numbers [n, …], at least one, got"),
         ("own.npz", lambda p: write_npz(p, examples=np.zeros((96, 0))), {}, "at least one, got float64 [96, 0]"),
         ("own.npz", lambda p: write_npz(p, examples=numbers(5).astype(str)), {}, "examples must be numbers [n, …]"),
         ("own.npz", lambda p: write_npz(p, examples=numbers(5) + 1j), {}, "at least one, got complex128 [96, 5]"),
         ("own.npz", lambda p: write_npz(p, examples=nan_in_row_4()), {}, "got NaN or infinity in example 4"),
-        ("own.npz", lambda p: write_npz(p, labels=LABELS[:5]), {}, "must be integers or text [96], got int64 [5]"),
-        ("own.npz", lambda p: write_npz(p, labels=LABELS / 2), {}, "must be integers or text [96], got float64"),
         ("own.csv", lambda p: p.write_text(""), {}, "own.csv cannot be read as CSV"),
         ("own.parquet", lambda p: p.write_text("no"), {}, "own.parquet cannot be read as parquet"),
         ("own.csv", lambda p: table().write_csv(p), {"label": "kind"}, "which are 'label', 'x0', 'x1', 'x2', 'x3', …"),
-        (
-            "own.csv",
-            lambda p: table(x1="red").write_csv(p),
-            {},
-            "own.csv, row 1: 'x1' must be a finite number, got 'red'",
-        ),
+        ("own.csv", lambda p: table(x1="red").write_csv(p), {}, "row 1: 'x1' must be a finite number, got 'red'"),
         ("own.csv", lambda p: table()[:0].write_csv(p), {}, "must have rows, and columns besides 'label', got [0, 6]"),
         ("own.csv", lambda p: table()["label"].to_frame().write_csv(p), {}, "and columns besides 'label', got [96, 1]"),
         ("own.parquet", lambda p: table(label=LABELS / 2).write_parquet(p), {}, "'label' must be integers or text"),
-        (
-            "own.parquet",
-            lambda p: table(x2=pl.Series([1.0, None] * 48)).write_parquet(p),
-            {},
-            "own.parquet, row 2: 'x2' must be a finite number, got nothing",
-        ),
-        (
-            "own.csv",
-            lambda p: table(x2=nan_in_row_4()[:, 2]).write_csv(p),
-            {},
-            "row 4: 'x2' must be a finite number, got nan",
-        ),
-        ("own.npz", write_npz, {"ways": 3}, "at most the 2 classes of the test split, got 3"),
-        ("own.npz", write_npz, {"shots": 6}, "data.shots + data.queries must be at most 8, all examples of class "),
-        ("own.npz", write_npz, {"ratios": [0, 1, 1]}, "must leave classes to train on, got none"),
+        ("own.parquet", lambda p: table(x2=[1.0, None] * 48).write_parquet(p), {}, "row 2: 'x2' must be a finite"),
+        ("own.csv", lambda p: table(x2=nan_in_row_4()[:, 2]).write_csv(p), {}, "row 4: 'x2' must be a finite number"),
     ],
 )
 def test_unusable_examples_are_refused_in_one_line(tmp_path, name, make, settings, message):
