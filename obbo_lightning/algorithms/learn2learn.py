@@ -39,8 +39,8 @@ class Adaptation(InnerSolver):
     """K steps of learn2learn's MAML on the support examples, without a proximal term.
 
     Args:
-        steps: K.
-        lr: η.
+        steps: K, number of inner steps.
+        lr: η, inner step size.
         head_only: adapt the last layer only (ANIL).
     """
 
