@@ -1,16 +1,15 @@
-"""Few-shot tasks: classes, examples and drift; splits of classes."""
+"""Few-shot tasks: classes, examples and drift."""
 
 import numpy as np
 import pytest
 import torch
 
 from obbo_lightning.streams import SyntheticStream
-from obbo_lightning.streams.few_shot.stored import StoredClasses, split_classes
+from obbo_lightning.streams.few_shot.stored import StoredClasses
 from obbo_lightning.streams.few_shot.stream import FewShotTasks
 from obbo_lightning.streams.few_shot.synthetic import GeneratedImages
 
 SMALL = {"image_size": 16, "ways": 3, "shots": 2, "queries": 3}
-RATIOS = [0.6, 0.2, 0.2]
 
 
 def test_tasks_are_a_pure_function_of_seed_and_round():
@@ -79,25 +78,3 @@ def test_no_example_is_twice_in_a_task():
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         FewShotTasks(GeneratedImages(), torch.arange(3), 10, **settings, seed=(0, "train"))
-
-
-def test_classes_are_split_by_lists_first_and_by_ratio_otherwise():
-    names = [f"c{i}" for i in range(20)]
-    by_ratio = split_classes(names, RATIOS, [None, None, None])
-    assert [len(v) for v in by_ratio.values()] == [12, 4, 4]
-    mixed = split_classes(names, RATIOS, [None, None, ["c3", "c7"]])
-    assert mixed["test"] == [3, 7]
-    assert [len(v) for v in mixed.values()] == [13, 5, 2]
-    assert sorted(i for split in mixed.values() for i in split) == list(range(20))
-    listed = split_classes(names, RATIOS, [["c0", "c1"], ["c2"], ["c3"]])
-    assert listed == {"train": [0, 1], "validation": [2], "test": [3]}  # the other classes are not used
-    assert split_classes(names, RATIOS, [None] * 3) == by_ratio
-
-
-@pytest.mark.parametrize(
-    ("count", "ratios", "sizes"), [(8, RATIOS, [5, 1, 2]), (11, RATIOS, [7, 2, 2]), (4, [1, 1, 2], [1, 1, 2])]
-)
-def test_shares_are_rounded_cumulatively(count, ratios, sizes):
-    found = split_classes([f"class{i:02d}" for i in range(count)], ratios, (None, None, None))
-    assert [len(found[split]) for split in ("train", "validation", "test")] == sizes
-    assert sorted(c for split in found.values() for c in split) == list(range(count))
