@@ -19,8 +19,8 @@ from small_runs import rewrite_provenance
 from obbo_lightning import cli, load_model
 from obbo_lightning.config.registry import import_class, untrusted_source
 from obbo_lightning.experiments.market import _read_lanes
-from obbo_lightning.runs.checkpoints import CheckpointError, read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.provenance import CheckpointError, read_checkpoint
 from obbo_lightning.streams.arriving import parse_npz
 from obbo_lightning.streams.few_shot.fc100 import FIELDS, _unpickle, load_cifar100
 from obbo_lightning.training.checkpoints import ExactCheckpoints

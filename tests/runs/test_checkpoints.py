@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from obbo_lightning import ExactCheckpoints
-from obbo_lightning.runs.checkpoints import (
+from obbo_lightning.runs.provenance import (
     CheckpointError,
     list_checkpoints,
     newest_checkpoint,

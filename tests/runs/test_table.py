@@ -7,7 +7,7 @@ import os
 import polars as pl
 import pytest
 
-from obbo_lightning.runs.table import RoundTable, read_rounds, require_rows, restore_rows, restore_timings
+from obbo_lightning.runs.table import RoundTable, read_rounds, require_rows, restore_last_row, restore_timings
 
 COLUMNS = ["round", "loss", "test_loss", "regret/exact"]
 ROWS = [
@@ -127,8 +127,8 @@ def test_a_mark_recognises_its_rows_and_restores_the_last_one(path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:3], "3,another\n", lines[4]]))
     require_rows(path, mark)
-    restore_rows(path, mark, 3)
-    assert path.read_text() == "".join(lines[:4])
+    restore_last_row(path, mark)
+    assert path.read_text() == "".join(lines)
     path.write_text("".join([lines[0], lines[2], lines[1], lines[3]]))
     with pytest.raises(ValueError, match="is damaged: its first 3 rounds are not those that the run wrote"):
         require_rows(path, mark)

@@ -18,12 +18,11 @@ from obbo_lightning import OAGD, OBBO, SOBOW, FewShot, OnlineBilevelModule, Stre
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.hypergradients import ClosedForm, FixedPoint
 from obbo_lightning.networks import CNN4, MLP
-from obbo_lightning.runs.checkpoints import CheckpointError
+from obbo_lightning.runs.provenance import CheckpointError
 from obbo_lightning.solvers import ExactSolution, GradientDescent
 from obbo_lightning.streams.quadratic import QuadraticStream, QuadraticTasks
 from obbo_lightning.training import module as module_file
 from obbo_lightning.training.evaluation import evaluate
-from obbo_lightning.training.module import _continue_epoch, _plain_columns
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint"),  # the second trainer has none
@@ -175,14 +174,14 @@ def test_evaluations_start_where_the_first_task_of_all_processes_ended():
 
 
 def test_a_validation_is_the_mean_over_the_tasks_of_all_processes(monkeypatch):
-    module, logged = attach(make_module(), world_size=2), {}
+    module, logged = attach(make_module(), world_size=2, testing=False), {}
     module.log = lambda name, value: logged.__setitem__(name, float(value))
 
     def gather(found, own):
         found[:] = [own, [{"loss": 5.0}]]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    module._scores = [{"loss": torch.tensor([1.0])}]
+    module._scores = [{"loss": torch.tensor([0.5, 1.5])}]  # of two lanes
     module.on_validation_epoch_end()
     assert logged == {"validation/loss": 3.0, "validation/loss_se": 2.0}
 
@@ -362,11 +361,14 @@ def test_a_checkpoint_has_the_inner_state_of_every_task_of_all_processes():
 
 def test_a_checkpoint_holds_plain_columns_and_continues_its_epoch():
     lanes = pl.DataFrame({"ticker": ["A"], "n": [3], "x": [0.5], "when": pl.Series(["2021-01-04"]).str.to_datetime()})
-    assert _plain_columns(lanes) == {"ticker": ["A"], "n": [3], "x": [0.5], "when": ["2021-01-04 00:00:00"]}
-    assert _plain_columns(None) is None
-    progress = {"current": {"ready": 1, "processed": 1, "completed": 1}, "total": {"processed": 1, "completed": 1}}
-    loop = {"epoch_progress": progress, "epoch_loop.batch_progress": {"is_last_batch": True, "current": 5}}
-    _continue_epoch(loop)
-    assert progress["current"] == {"ready": 1, "processed": 0, "completed": 0}
-    assert progress["total"] == {"processed": 0, "completed": 0}
-    assert loop["epoch_loop.batch_progress"] == {"is_last_batch": False, "current": 5}
+    for given, plain in (
+        (lanes, {"ticker": ["A"], "n": [3], "x": [0.5], "when": ["2021-01-04 00:00:00"]}),
+        (None, None),
+    ):
+        stream = SimpleNamespace(lanes=given, inputs=lambda: "inputs")
+        content = make_checkpoint(attach(make_module(), datamodule=SimpleNamespace(stream=stream)))
+        assert (content["inputs"], content["lanes"]) == ("inputs", plain)
+    make_module().on_load_checkpoint(content)
+    loop = content["loops"]["fit_loop"]
+    assert loop["epoch_progress"] == {key: {"processed": 0, "completed": 0} for key in ("current", "total")}
+    assert loop["epoch_loop.batch_progress"] == {"is_last_batch": False}

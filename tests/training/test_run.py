@@ -24,8 +24,8 @@ from obbo_lightning import ExactCheckpoints, OnlineBilevelModule, Stream, Tasks,
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.problems.quadratic import Quadratic
-from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.provenance import list_checkpoints
 from obbo_lightning.streams.quadratic import QuadraticStream
 from obbo_lightning.training import run as run_file
 from obbo_lightning.training.run import build, fit, fit_to_exit_code, keep_freed_memory, make_trainer, require_trainer

@@ -18,7 +18,7 @@ from obbo_lightning.core.round import run_round
 from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
 from obbo_lightning.problems.module import CurrentWeights
 from obbo_lightning.testing import central_difference
-from obbo_lightning.training.tuner import ValidationBatches, _sgd_lr, _shard_of
+from obbo_lightning.training.tuner import ValidationBatches, _sgd_lr
 
 F64 = torch.float64
 pytestmark = [
@@ -461,16 +461,6 @@ def test_only_sgd_has_a_step_for_the_fixed_point():
     assert _sgd_lr(SimpleNamespace(optimizers=[])) is None
 
 
-def test_each_process_contributes_to_the_mean_over_all():
-    assert _shard_of(SimpleNamespace(world_size=1)) is None
-    asked = []
-    strategy = SimpleNamespace(reduce=lambda values, reduce_op: asked.append(reduce_op) or values + 3)
-    shard = _shard_of(SimpleNamespace(world_size=2, global_rank=1, strategy=strategy))
-    assert (shard.first, shard.tasks) == (1, 2)
-    assert float(shard.all_reduce(torch.ones(1))) == 4.0
-    assert asked == ["sum"]
-
-
 def test_a_value_that_is_sometimes_used_and_skipped_steps_give_no_warning():
     class Sometimes(OneUnused):
         """Uses its second value in every other step."""
@@ -510,9 +500,8 @@ def test_a_validation_batch_is_moved_to_the_device_and_loggers_get_at_most_100_v
     logged, moved = [], []
     loggers = [SimpleNamespace(log_metrics=lambda numbers, step: logged.append((step, numbers)))] * 2
     strategy = SimpleNamespace(batch_to_device=lambda batch, dataloader_idx: moved.append(batch) or batch + 1)
-    trainer = SimpleNamespace(
-        strategy=strategy, optimizers=[], world_size=1, global_step=3, log_every_n_steps=1, loggers=loggers
-    )
+    trainer = SimpleNamespace(strategy=strategy, optimizers=[], global_rank=0, world_size=1, global_step=3)
+    trainer.log_every_n_steps, trainer.loggers = 1, loggers
     for size, named in ((100, 100), (101, 0)):
         module = OneUnused()
         module.hyper = Hyperparameters(pull=OnSimplex(size))
