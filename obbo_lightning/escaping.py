@@ -1,8 +1,6 @@
 """Escape untrusted strings (names of files, classes, tickers, labels) for terminals, matplotlib and spreadsheets.
 
-A terminal obeys escape sequences, matplotlib typesets text between dollar signs, and a spreadsheet computes cells that
-begin like a formula. HTML pages and LaTeX tables are escaped where they are written: `experiments.report` and
-`experiments.report_data`.
+HTML pages are escaped where they are written: `experiments.report`.
 """
 
 import re
@@ -28,11 +26,7 @@ def escape_terminal(text: str) -> str:
 
 
 def escape_mathtext(text: str) -> str:
-    r"""Return text for matplotlib: dollar signs are printed.
-
-    >>> print(escape_mathtext("$x$"))
-    \$x\$
-    """
+    """Return text for matplotlib: dollar signs are printed."""
     return escape_terminal(text).replace("$", r"\$")
 
 
@@ -50,18 +44,14 @@ def unescape_cell(text: str) -> str:
     return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 
-def escape_table(table: "pl.DataFrame") -> "pl.DataFrame":
+def escape_table(table: "pl.DataFrame", change: Callable[[str], str] = escape_cell) -> "pl.DataFrame":
     """Return a table with all its strings, and its column names, escaped by `escape_cell`."""
-    return _map_strings(table, escape_cell)
-
-
-def unescape_table(table: "pl.DataFrame") -> "pl.DataFrame":
-    """Return the table that `escape_table` was given."""
-    return _map_strings(table, unescape_cell)
-
-
-def _map_strings(table: "pl.DataFrame", change: Callable[[str], str]) -> "pl.DataFrame":
     import polars as pl  # slow to import, and only tables need it
 
     changed = table.with_columns(pl.col(pl.String).map_elements(change, return_dtype=pl.String, skip_nulls=True))
     return changed.rename({name: change(name) for name in table.columns})
+
+
+def unescape_table(table: "pl.DataFrame") -> "pl.DataFrame":
+    """Return the table that `escape_table` was given."""
+    return escape_table(table, unescape_cell)

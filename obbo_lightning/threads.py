@@ -1,15 +1,11 @@
-"""Number of threads of a process, and a bound on how long they spin.
-
-Importing this does not import torch: the bound must be set before torch is loaded.
-"""
+"""Number of threads of a process, and a bound on how long they spin, which must be set before torch is imported."""
 
 import os
 from functools import cache
 from pathlib import Path
 
-# An OpenMP thread that waits for another one spins before it sleeps. Beside other work it takes the core that the other
-# thread needs: a round of the default configuration took 50 times as long. A bound costs nothing on an idle machine.
-# With too small a bound threads sleep between two operations, and waking them takes long beside other work.
+# A waiting OpenMP thread spins before it sleeps. Beside other work it takes the core that the other thread needs: a
+# round of the default took 50 times as long. Too small a bound lets threads sleep between two operations.
 BOUNDS = {"GOMP_SPINCOUNT": "80000", "KMP_BLOCKTIME": "1"}
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -17,10 +13,7 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def bound_spinning() -> None:
     """Bound how long OpenMP threads spin, in this process and in those that it starts; keeps variables that are set.
 
-    It has an effect before torch is imported; the command line calls it. Begin a script of your own with
-
-    >>> from obbo_lightning.threads import bound_spinning
-    >>> bound_spinning()
+    It has an effect before torch is imported; the command line calls it. Call it first in a script of your own.
     """
     for variable, bound in BOUNDS.items():
         os.environ.setdefault(variable, bound)
@@ -29,11 +22,8 @@ def bound_spinning() -> None:
 def take_threads(asked: int | str = "auto", processes: int = 1) -> int:
     """Set the number of torch threads of this process, and return it.
 
-    It determines the order in which sums are rounded: a run records it, and a resume uses it again.
-
-    Args:
-        asked: number of threads; ``auto``: OMP_NUM_THREADS where it is set, else this process's share of the cores.
-        processes: number of processes of this machine that share the cores.
+    It determines the order in which sums are rounded: a run records it, and a resume uses it again. ``auto`` is
+    OMP_NUM_THREADS where it is set, else this process's share of the cores.
     """
     import torch
 
@@ -74,13 +64,9 @@ def _quotas() -> list[float]:
     except OSError:
         return []
     found = []
-    for _, controllers, place in (line.split(":", 2) for line in lines):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mounts = [CGROUPS] if not controllers else [CGROUPS / controllers, CGROUPS / "cpu"]
-        for mount in mounts:
-            here = mount / place.strip("/")
-            found += [quota for folder in (here, *here.parents) if (quota := _quota(folder)) is not None]
+    for _, controllers, place in (line.split(":", 2) for line in lines):  # version 2 has no list of controllers
+        here = CGROUPS / controllers / place.strip("/")
+        found += [quota for folder in (here, *here.parents) if (quota := _quota(folder)) is not None]
     return found
 
 

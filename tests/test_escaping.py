@@ -1,4 +1,4 @@
-"""Untrusted strings are text in terminals, CSV files, LaTeX tables, figures and HTML pages."""
+"""Untrusted strings are text in terminals, CSV files, figures and HTML pages."""
 
 import csv
 import io
@@ -9,14 +9,8 @@ import pytest
 from rich.table import Table as RichTable
 
 from obbo_lightning import cli
-from obbo_lightning.escaping import (
-    escape_cell,
-    escape_table,
-    escape_terminal,
-    unescape_cell,
-    unescape_table,
-)
-from obbo_lightning.experiments.report import Page
+from obbo_lightning.escaping import escape_cell, escape_table, escape_terminal, unescape_cell, unescape_table
+from obbo_lightning.experiments.report import write_page
 from obbo_lightning.experiments.report_data import Table, finish_figure, line_style, new_figure, report_style
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.summary import PlainConsole
@@ -67,12 +61,6 @@ def test_control_characters_are_escaped_wherever_text_is_printed(monkeypatch):
     assert warnings.formatwarning("\x1b[2J", UserWarning, "x.py", 1) == "obbo: warning: \\x1b[2J\n"
 
 
-def test_latex_prints_special_characters():
-    row = Table("t", "A table.", ("name",), [(r"\input{x} $^_~#%&",)]).latex().splitlines()[7].strip()
-    expected = r"\textbackslash{}input\{x\} \$\^{}\_\textasciitilde{}\#\%\& \\"
-    assert row == expected
-
-
 def test_figures_of_runs_print_dollar_signs(tmp_path):
     names = ("round", "loss", "test_loss", "test_loss_se", "regret/euclidean", "regret/exact")
     rounds = {name: [1.0, 2.0] for name in names}
@@ -84,9 +72,9 @@ def test_figures_and_pages_of_reports_print_dollar_signs_and_markup(tmp_path):
     with report_style():
         figure, (axes,) = new_figure(2.0)
         axes.plot([1, 2], [1, 2], **line_style([label], label))
-        drawn = finish_figure(figure, axes, "drawn", "A figure.", label)
+        drawn = finish_figure(figure, "drawn", "A figure.", label)
     table = Table("t", "A table.", ("algorithm",), [(label,)])
-    Page(label, [("x", label)], [table], [drawn], [label]).write(tmp_path)
+    write_page(tmp_path, label, [table], [drawn], [label])
     page = (tmp_path / "report.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;" in page

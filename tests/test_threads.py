@@ -82,9 +82,21 @@ def test_impossible_numbers_are_refused(asked):
         ({"a/cpu.max": "150000 100000", "cpu.max": "max 100000"}, "0::/a/b", 1.5),
         ({"a/b/cpu.max": "400000 100000", "a/cpu.max": "200000 100000"}, "0::/a/b", 2.0),
         ({"a/cpu.max": "max 100000"}, "0::/a", None),
-        ({"cpu/x/cpu.cfs_quota_us": "300000", "cpu/x/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/x", 3.0),
-        ({"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/x", None),
-        ({"cpu/x/cpu.cfs_quota_us": "300000", "cpu/x/cpu.cfs_period_us": "100000"}, "4:memory:/x", None),
+        (
+            {"cpu,cpuacct/x/cpu.cfs_quota_us": "300000", "cpu,cpuacct/x/cpu.cfs_period_us": "100000"},
+            "4:cpu,cpuacct:/x",
+            3.0,
+        ),
+        (
+            {"cpu,cpuacct/x/cpu.cfs_quota_us": "-1", "cpu,cpuacct/x/cpu.cfs_period_us": "100000"},
+            "4:cpu,cpuacct:/x",
+            None,
+        ),
+        (
+            {"cpu,cpuacct/x/cpu.cfs_quota_us": "300000", "cpu,cpuacct/x/cpu.cfs_period_us": "100000"},
+            "4:memory:/x",
+            None,
+        ),
     ],
 )
 def test_a_control_group_limits_the_cores(files, line, quota, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from obbo_lightning import Problem
+from obbo_lightning import Interval, OnSimplex, ParameterGroups, Positive, Problem, Real
 from obbo_lightning.config.registry import component_names
 
 F64 = torch.float64
@@ -114,6 +114,12 @@ def own_network(mode="train", dropout=0.0):
         for _ in range(5):
             network(3 * torch.randn(20, 4) + 1)
     return getattr(network, mode)()
+
+
+def example_groups():
+    return ParameterGroups(
+        decay=Positive(1e-2), sources=OnSimplex(3), smoothing=Interval(0.0, 0.3), init=Real([0.5, -0.5])
+    )
 
 
 def toy_task(lanes=2, rows=6, dim=3, seed=0):

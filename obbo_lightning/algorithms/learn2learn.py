@@ -4,16 +4,16 @@ import contextlib
 import io
 import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from obbo_lightning.core.hypergradients.base import Estimator, Hypergradient
+from obbo_lightning.core.hypergradients import Estimator, Hypergradient
 from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
 from obbo_lightning.core.oracle import Oracle
-from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.validation import instance_of
 from obbo_lightning.networks.flat import seeded, without_noise, without_running_statistics
 from obbo_lightning.problems.few_shot import FewShot
@@ -53,10 +53,7 @@ class Adaptation(InnerSolver):
         """Return the steps and η of a `GradientDescent` that starts at λ."""
         solver = instance_of("inner", solver or GradientDescent(steps=5, start="outer"), GradientDescent)
         if solver.start != "outer" or solver.batch_size is not None:
-            raise ValueError(
-                "inner must start at 'outer' and use whole tasks for learn2learn, which adapts a few-shot problem, "
-                f"got {solver!r}"
-            )
+            raise ValueError(f"inner must start at 'outer' and use whole tasks for learn2learn, got {solver!r}")
         return cls(solver.steps, solver.lr, head_only)
 
     @property
@@ -64,62 +61,33 @@ class Adaptation(InnerSolver):
         return self.lr
 
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
-        return self.adapt(oracle, first_order=True).inner
+        return self.adapt(oracle, first_order=True)[0]
 
-    def adapt(self, oracle: Oracle, first_order: bool) -> "AdaptedNetwork":
-        """Take K steps from λ, as a graph of λ where they are not ``first_order``."""
-        network = _network(oracle)
-        examples, labels = oracle.task["support"], oracle.task["support_labels"]
+    def adapt(self, oracle: Oracle, first_order: bool) -> tuple[Tensor, Tensor, list[nn.Parameter]]:
+        """Return ω^K ``[1, d]``, the query loss, and the parameters λ, of which the loss is a function."""
+        problem = instance_of("problem", oracle.problem, FewShot)
+        network = without_running_statistics(problem.loaded_network(oracle.outer))
+        examples, labels, queries = (oracle.task[name] for name in ("support", "support_labels", "query"))
+        seeds = [oracle.key.seed_for("inner", k) for k in range(self.steps)]  # of dropout
+        adapted, prefix = network, ""
         with torch.enable_grad():
-            name, module = "", network
             if self.head_only:
-                with self._noise(oracle, 0):
+                with seeded(seeds[0], oracle.outer.device):
                     name, examples = last_layer(network, examples)
-                module = network.get_submodule(name)
+                adapted, prefix = network.get_submodule(name), f"{name}."
             # allow_nograd: the network may have frozen and unused parameters
-            learner = load_learn2learn().algorithms.MAML(module, self.lr, first_order, allow_nograd=True).clone()
-            for k in range(self.steps):
-                with self._noise(oracle, k):
+            learner = load_learn2learn().algorithms.MAML(adapted, self.lr, first_order, allow_nograd=True).clone()
+            for seed in seeds:
+                with seeded(seed, oracle.outer.device):
                     learner.adapt(functional.cross_entropy(learner(examples), labels))
                 oracle.evaluations["gradients"] += 1
-        return AdaptedNetwork(network, name, learner)
-
-    def _noise(self, oracle: Oracle, step: int) -> contextlib.AbstractContextManager[None]:
-        return seeded(oracle.key.seed_for("inner", step), oracle.outer.device)
-
-
-class AdaptedNetwork(NamedTuple):
-    """A network after adaptation.
-
-    Attributes:
-        network: before adaptation; its parameters are λ.
-        name: of the layer that was adapted, empty for the whole network.
-        learner: learn2learn's, whose parameters are functions of λ.
-    """
-
-    network: nn.Module
-    name: str
-    learner: Any
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters of λ by name, in order."""
-        return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
-
-    @property
-    def inner(self) -> Tensor:
-        """ω^K ``[1, d]``."""
-        prefix = f"{self.name}." if self.name else ""
-        adapted = {prefix + name: p for name, p in self.learner.module.named_parameters()}
-        return torch.cat([adapted.get(k, p).detach().flatten() for k, p in self.parameters.items()]).unsqueeze(0)
-
-    def loss(self, task: Task) -> Tensor:
-        """Return the query loss without dropout, as a function of λ."""
-        with torch.enable_grad():
-            examples = task["query"]
-            if self.name:
-                _, examples = last_layer(without_noise(self.network), examples)
-            return functional.cross_entropy(without_noise(self.learner)(examples), task["query_labels"])
+            if self.head_only:
+                _, queries = last_layer(without_noise(network), queries)
+            loss = functional.cross_entropy(without_noise(learner)(queries), oracle.task["query_labels"])
+        outer = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        after = {prefix + name: p for name, p in learner.module.named_parameters()}
+        inner = torch.cat([after.get(name, p).detach().flatten() for name, p in outer.items()])
+        return inner.unsqueeze(0), loss, list(outer.values())
 
 
 def last_layer(network: nn.Module, examples: Tensor) -> tuple[str, Tensor]:
@@ -154,15 +122,9 @@ class MetaGradient(Estimator):
         self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
     ) -> Hypergradient:
         solver = instance_of("inner", solver, Adaptation)
-        adapted = solver.adapt(oracle, first_order=False)
-        loss, outer = adapted.loss(oracle.task), list(adapted.parameters.values())
-        gradients = torch.autograd.grad(loss, outer, allow_unused=True, materialize_grads=True)
+        adapted, loss, outer = solver.adapt(oracle, first_order=False)
+        gradients = torch.autograd.grad(loss, outer, materialize_grads=True)
         oracle.evaluations["gradients"] += 1
         oracle.evaluations["products"] += solver.steps
-        value = torch.cat([g.flatten() for g in gradients]).unsqueeze(0)
-        loss = loss.detach().reshape(1)
-        return Hypergradient(value, adapted.inner, loss, torch.zeros_like(loss))
-
-
-def _network(oracle: Oracle) -> nn.Module:
-    return without_running_statistics(instance_of("problem", oracle.problem, FewShot).loaded_network(oracle.outer))
+        value, loss = torch.cat([g.flatten() for g in gradients]).unsqueeze(0), loss.detach().reshape(1)
+        return Hypergradient(value, adapted, loss, torch.zeros_like(loss))

@@ -19,9 +19,9 @@ class OAGD(BregmanAlgorithm):
 
     >>> from obbo_lightning import online
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream, algorithm = QuadraticTasks(rounds=4), OAGD(window=3)
-    >>> [round.evaluations["gradients"] for round in online(stream.problem, algorithm, stream, stream.initial_outer())]
-    [22, 44, 66, 66]
+    >>> stream = QuadraticTasks(rounds=3)
+    >>> [round.evaluations["gradients"] for round in online(stream.problem, OAGD(), stream, stream.initial_outer())]
+    [22, 44, 66]
     """
 
     geometry: Geometry | None = field(default=Euclidean(), init=False)

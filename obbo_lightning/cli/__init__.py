@@ -133,7 +133,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--by_folder", action="store_true", help="the rank of each method in several comparisons, one per folder")
     add("--output", type=Path, metavar="DIR", help="folder to write to (default: DIR/report; with --by_folder: ranks)")
     add("--title", metavar="TEXT", help="title of the page")
-    add("--event", metavar="TEXT", help="a market event to draw by itself: 'AMD 2021-11-08'")
     add("--reference", metavar="LABEL", help="algorithm that the others are compared with")
 
     add = command("dashboard", "make the W&B workspace and report of a project", "--project obbo_lightning --dry_run")

@@ -6,7 +6,7 @@ import sys
 from obbo_lightning.config.parse import find_config, read_dataclass, read_flags
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.launch import Launcher, LocalLauncher, SlurmLauncher, describe_plan, run_all
-from obbo_lightning.experiments.tune import TuneConfig, describe_search, run_tuned
+from obbo_lightning.experiments.tune import TuneConfig, describe_search, tune
 from obbo_lightning.runs.summary import PlainConsole
 from obbo_lightning.training.run import format_warnings
 
@@ -22,10 +22,10 @@ def run(arguments: argparse.Namespace) -> int:
     grid = read_grid(path, flags.config)
     if command == "tune" and grid.tune is None:
         raise ValueError(f"{path} must have a section tune for the command of that name, got none; compare runs it")
-    tune = None if grid.tune is None else read_dataclass(TuneConfig, grid.tune, "tune")
+    search = None if grid.tune is None else read_dataclass(TuneConfig, grid.tune, "tune")
     root = arguments.output / grid.name
     if arguments.dry_run:
-        for line in [*(describe_search(grid, tune) if tune else []), *describe_plan(grid.runs, root)]:
+        for line in [*(describe_search(grid, search) if search else []), *describe_plan(grid.runs, root)]:
             console.print(line, soft_wrap=True, highlight=False)
         return 0
     launcher: Launcher = LocalLauncher(arguments.jobs or 1)
@@ -33,14 +33,14 @@ def run(arguments: argparse.Namespace) -> int:
         launcher = SlurmLauncher(arguments.slurm, root / "slurm", arguments.jobs)
     format_warnings()
     try:
-        if tune:
-            grid = run_tuned(grid, tune, root, launcher, console)
+        if search:
+            grid = tune(grid, search, root, launcher, console)
         failed = run_all(grid.runs, root, launcher, console)
     finally:
         launcher.stop()
     by_reason: dict[str, list[str]] = {}
-    for failure in failed:
-        by_reason.setdefault(failure.reason, []).append(failure.run)
+    for name, reason in failed.items():
+        by_reason.setdefault(reason, []).append(name)
     for reason, (first, *others) in by_reason.items():
         more = f", and {len(others)} more for the same reason" if others else ""
         print(f"obbo: run {first} failed: {reason}{more}", file=sys.stderr)

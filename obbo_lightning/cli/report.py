@@ -30,11 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
         report = write_ranks(arguments.directories, arguments.output or Path("ranks"), arguments.title or "Ranks")
     else:
         output = arguments.output or arguments.directories[0] / "report"
-        ticker, _, day = (arguments.event or "").partition(" ")
         title = arguments.title or arguments.directories[0].resolve().name
-        report = write_report(
-            arguments.directories, output, title, (ticker, day) if arguments.event else None, arguments.reference
-        )
+        report = write_report(arguments.directories, output, title, arguments.reference)
     console = PlainConsole()
     for table in report.tables:
         console.print(terminal_table(table, console.width))

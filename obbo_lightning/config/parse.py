@@ -65,8 +65,6 @@ FIXED_TRAINER_ARGUMENTS = {
     "use_distributed_sampler": "processes share the tasks of a round",
     "barebones": "a run writes its tables",
 }
-
-
 T = TypeVar("T")
 
 
@@ -164,11 +162,7 @@ def shipped_configs() -> Path:
 
 
 def find_config(name: str, group: str = "") -> Path:
-    """Return a file by its path, or a shipped configuration by its name.
-
-    Args:
-        name: ``mine.yaml``, or ``quadratic`` for the shipped ``configs/quadratic.yaml``.
-        group: folder of the shipped ones: ``compare`` for comparisons.
+    """Return a file by its path, or a shipped configuration of a group (``compare``, ``tune``) by its name.
 
     >>> find_config("quadratic").name
     'quadratic.yaml'
@@ -251,17 +245,11 @@ def _absolute_names(value: Any, folder: Path | None = None) -> Any:
 
 
 class Flags(NamedTuple):
-    """Parsed command line of a run.
-
-    Attributes:
-        config: what its flags set.
-        files: of ``--config``, in order.
-        switches: flags without a value.
-    """
+    """Parsed command line of a run."""
 
     config: Config
-    files: list[str]
-    switches: set[str]
+    files: list[str]  # of --config, in order
+    switches: set[str]  # flags without a value
 
 
 def read_flags(arguments: Sequence[str]) -> Flags:
@@ -430,18 +418,11 @@ def _require_sections(layer: Config) -> None:
 
 
 class _Section(NamedTuple):
-    """A section of a configuration and the class whose constructor defines its keys.
+    """A section of a configuration and the class whose constructor defines its keys."""
 
-    Attributes:
-        path: dotted key; empty for the options of every run.
-        cls: the class.
-        skip: arguments that are not keys.
-        given: keys and values.
-    """
-
-    path: str
+    path: str  # dotted; empty for the options of every run
     cls: Any
-    skip: frozenset[str]
+    skip: frozenset[str]  # arguments that are not keys
     given: Config
 
     def key(self, name: str) -> str:
@@ -509,13 +490,7 @@ def _complete_section(one: _Section, sections: Sequence[_Section]) -> Config:
 
 
 def read_dataclass(cls: type[T], content: Any, path: str) -> T:
-    """Return a dataclass from a section of a file; refuse unknown keys and wrong types.
-
-    Args:
-        cls: the dataclass.
-        content: of the section.
-        path: key of the section, for messages.
-    """
+    """Return a dataclass from the section ``path`` of a file; refuse unknown keys and wrong types."""
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must have keys and values, got {content!r}")
     one = _Section(path, cls, frozenset(), content)
@@ -584,12 +559,8 @@ def _unknown_key(one: _Section, key: str, value: Any, sections: Sequence[_Sectio
     near = [k for k in known if k.startswith(f"{one.path}.") and k.endswith(f".{key}")]
     near += map(one.key, get_close_matches(key, own, n=1))
     near += get_close_matches(dotted, known, n=1, cutoff=0.85)
-    if near:
-        hint = f"did you mean {near[0]!r}?"
-    else:
-        hint = (
-            f"{one.path or 'the top level'} takes {', '.join(own if one.path else [*own, *TOP_SECTIONS]) or 'no keys'}"
-        )
+    all_keys = ", ".join(own if one.path else [*own, *TOP_SECTIONS]) or "no keys"
+    hint = f"did you mean {near[0]!r}?" if near else f"{one.path or 'the top level'} takes {all_keys}"
     name = one.given.get("name") if one.path in COMPONENTS else None
     chosen = f" ({one.path} is {name}; --{one.path} NAME chooses another)" if name else ""
     return f"unknown key {dotted!r} (value {value!r}); {hint}{chosen}"

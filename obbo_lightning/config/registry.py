@@ -31,17 +31,11 @@ class UntrustedError(ValueError):
 
 
 class Kind(NamedTuple):
-    """One kind of component.
+    """One kind of component."""
 
-    Attributes:
-        base: dotted name of the class that components extend.
-        names: registered components: a class, or the dotted name of one, which is imported when it is used.
-        unnamed: dotted names of components that other components construct, so that checkpoints name them.
-    """
-
-    base: str
-    names: dict[str, type[Any] | str]
-    unnamed: tuple[str, ...] = ()
+    base: str  # dotted name of the class that components extend
+    names: dict[str, type[Any] | str]  # registered components: a class, or the dotted name of one
+    unnamed: tuple[str, ...] = ()  # dotted names of components that others construct, so that checkpoints name them
 
 
 def _kind(base: str, names: dict[str, str], unnamed: tuple[str, ...] = ()) -> Kind:
@@ -75,13 +69,13 @@ KINDS = {
         unnamed=("algorithms.learn2learn.Adaptation", "problems.module.CurrentWeights"),
     ),
     "hypergradient": _kind(
-        "core.hypergradients.base.Estimator",
+        "core.hypergradients.Estimator",
         {
-            "fixed_point": "core.hypergradients.fixed_point.FixedPoint",
-            "unrolled": "core.hypergradients.unrolled.Unrolled",
-            "conjugate_gradient": "core.hypergradients.conjugate_gradient.ConjugateGradient",
-            "stochastic_neumann": "core.hypergradients.stochastic_neumann.StochasticNeumann",
-            "closed_form": "core.hypergradients.closed_form.ClosedForm",
+            "fixed_point": "core.hypergradients.FixedPoint",
+            "unrolled": "core.hypergradients.Unrolled",
+            "conjugate_gradient": "core.hypergradients.ConjugateGradient",
+            "stochastic_neumann": "core.hypergradients.StochasticNeumann",
+            "closed_form": "core.hypergradients.ClosedForm",
         },
         unnamed=("algorithms.learn2learn.MetaGradient",),
     ),
@@ -181,12 +175,7 @@ def component_names(kind: str) -> list[str]:
 
 
 def find_component(kind: str, name: str, key: str | None = None) -> type[Any]:
-    """Return the class that ``name`` stands for.
-
-    Args:
-        kind: one of `KINDS`.
-        name: registered, ``package.module.Class``, or ``path/to/file.py:Class``.
-        key: configuration key that an error message names.
+    """Return the class that ``name`` stands for; ``key`` is the configuration key that an error message names.
 
     >>> find_component("algorithm", "obbo") is find_component("algorithm", "obbo_lightning.algorithms.obbo.OBBO")
     True

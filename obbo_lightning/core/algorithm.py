@@ -11,26 +11,17 @@ from torch.optim import Optimizer
 from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.domains import Domain
 from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
-from obbo_lightning.core.hypergradients.base import Estimator
-from obbo_lightning.core.hypergradients.fixed_point import FixedPoint
+from obbo_lightning.core.hypergradients import Estimator, FixedPoint
 from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
 from obbo_lightning.core.memory import HypergradientWindow, Memory, NoMemory
 from obbo_lightning.core.optimizer import BregmanProx, projected_optimizer, require_no_regularizer
-from obbo_lightning.core.parameter_groups import (
-    COMPONENTS,
-    SETTINGS,
-    LearningRate,
-    ParameterGroup,
-    ParameterGroups,
-    require_overrides,
-    resolve_groups,
-)
+from obbo_lightning.core.parameter_groups import SETTINGS, LearningRate, ParameterGroup, ParameterGroups, resolve_groups
 from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.regularizers import ElasticNet
 from obbo_lightning.core.step_size import DEFAULT_SCALE
-from obbo_lightning.core.validation import instance_of, positive
+from obbo_lightning.core.validation import instance_of, one_of, positive
 
-DEFAULT_LR = 1e-4  # α
+DEFAULT_GROUP = ParameterGroup(None, AdaptiveDiagonal(), lr=1e-4)  # the one group of a λ without parameter groups
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,31 +87,30 @@ class OuterStepAlgorithm(Algorithm):
     scale: float = DEFAULT_SCALE
     groups: Mapping[str, Mapping[str, Any]] | None = None
 
-    default_geometry: ClassVar[Geometry] = AdaptiveDiagonal()
     fixed: ClassVar[tuple[str, ...]] = ()
     """Settings that the algorithm itself chooses, for every parameter group."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, base in COMPONENTS.items():
-            if getattr(self, key) is not None:
-                instance_of(key, getattr(self, key), base)
-        require_overrides(self.groups, self.fixed)
-        # Without a domain, the geometry may be meant for the domains of groups: only lr and scale are validated.
-        given = self._settings() if self.domain is not None else {"lr": self.lr, "scale": self.scale}
-        resolve_groups(None, self._default_group(), given, None)
+        settings, overrides = self._settings(), {} if self.groups is None else self.groups
+        if not isinstance(overrides, Mapping):
+            raise ValueError(f"algorithm.groups must be settings of parameter groups, by name, got {overrides!r}")
+        for name, override in overrides.items():
+            if not isinstance(override, Mapping):
+                raise ValueError(f"algorithm.groups.{name} must be keys and values, got {override!r}")
+            for key in override:
+                one_of(f"algorithm.groups.{name}", key, [key for key in SETTINGS if key not in self.fixed])
+        if self.geometry is not None and self.domain is None:  # it may be meant for the domains of groups
+            instance_of("geometry", settings.pop("geometry"), Geometry)
+        resolve_groups(None, DEFAULT_GROUP, settings, None)
 
     def _settings(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in SETTINGS}
 
-    def _default_group(self) -> ParameterGroup:
-        """Return the one group of a λ without parameter groups."""
-        return ParameterGroup(None, self.default_geometry, lr=DEFAULT_LR)
-
     def optimizer(self, outer: Parameter, groups: ParameterGroups | None = None) -> Optimizer:
         if groups is not None:
             groups.require_size(outer)
-        return self._make_optimizer(outer, resolve_groups(groups, self._default_group(), self._settings(), self.groups))
+        return self._make_optimizer(outer, resolve_groups(groups, DEFAULT_GROUP, self._settings(), self.groups))
 
     @abstractmethod
     def _make_optimizer(self, outer: Parameter, groups: list[ParameterGroup]) -> Optimizer:
@@ -135,13 +125,8 @@ class BregmanAlgorithm(OuterStepAlgorithm):
         window: w, window length.
         geometry: φ_t.
 
-    >>> @dataclass(frozen=True, eq=False, kw_only=True)
-    ... class Discounted(BregmanAlgorithm):
-    ...     discount: float = 0.9
-    ...     def memory(self):
-    ...         return HypergradientWindow(self.window, self.discount)
-    >>> Discounted(window=3, lr=0.1).memory().discount
-    0.9
+    >>> BregmanAlgorithm(window=3, lr=0.1).memory().window
+    3
     """
 
     window: int = 10

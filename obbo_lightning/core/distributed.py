@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.memory import InnerState, TaskEntry
+from obbo_lightning.core.memory import TaskEntry
 from obbo_lightning.core.problem import Problem
 
 
@@ -15,19 +15,13 @@ class Shard:
     """The tasks or the lanes of a round that one process computes; by default all of them.
 
     Every process contributes to a sum over all processes: its tasks' share of a mean, or its lanes and zeros elsewhere.
-
-    Attributes:
-        first: index of this process's first task within the round.
-        tasks: number of tasks of the round over all processes; None: those that this process is given.
-        lanes: lanes that this process computes; None: all of them.
-        all_reduce: sum of a tensor over all processes; None: there is only one process.
-        vmap: solve the tasks as lanes of one problem (`torch.func.vmap`) where the problem can, instead of in a loop.
+    With ``vmap`` the tasks are solved as lanes of one problem (`torch.func.vmap`) where the problem can.
     """
 
-    first: int = 0
-    tasks: int | None = None
-    lanes: slice | None = None
-    all_reduce: Callable[[Tensor], Tensor] | None = None
+    first: int = 0  # index of this process's first task within the round
+    tasks: int | None = None  # number of tasks of the round over all processes; None: those that this process is given
+    lanes: slice | None = None  # lanes that this process computes; None: all of them
+    all_reduce: Callable[[Tensor], Tensor] | None = None  # sum over all processes; None: there is only one
     vmap: bool = False
 
     def select(self, problem: Problem, outer: Tensor, entry: TaskEntry) -> tuple[Problem, Tensor, TaskEntry]:
@@ -52,10 +46,6 @@ class Shard:
         whole = values.new_zeros((lanes, *values.shape[1:]))
         whole[self.lanes] = values
         return whole
-
-    def scatter_state(self, state: InnerState, lanes: int) -> InnerState:
-        """Place the lanes of an inner state among all ``lanes``."""
-        return state.map(lambda value: self.scatter(value, lanes))
 
     def sum(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Sum each tensor over all processes, in one message."""

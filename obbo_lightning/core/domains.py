@@ -65,8 +65,7 @@ class Box(Domain):
         return outer.clamp(self.lower, self.upper)
 
     def contains(self, outer: Tensor) -> Tensor:
-        inside = (outer >= self.lower) & (outer <= self.upper) & outer.isfinite()
-        return inside.all(-1)
+        return ((outer >= self.lower) & (outer <= self.upper) & outer.isfinite()).all(-1)
 
     def extent(self, outer: Tensor) -> Tensor:
         """Return a tenth of the width; the size of λ where it is infinite or positive bounds are 1,000-fold apart."""

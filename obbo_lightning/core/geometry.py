@@ -12,20 +12,12 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.configurable import Configurable
-from obbo_lightning.core.domains import (
-    Box,
-    Domain,
-    L2Ball,
-    Simplex,
-    entropic_simplex,
-    weighted_ball,
-    weighted_simplex,
-)
+from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, entropic_simplex, weighted_ball, weighted_simplex
 from obbo_lightning.core.regularizers import ElasticNet
 from obbo_lightning.core.validation import decay, positive
 
 Rate = float | Tensor  # α: one for all lanes, or one per lane ``[lanes, 1]``
-SUPPORTED = """\
+SUPPORTED_STEPS = """\
   Euclidean, AdaptiveDiagonal: every regularizer; every domain
   NegativeEntropy: NoRegularizer or L1; Nonnegative, Box with lower >= 0, or Simplex
   Burg: every regularizer; Box with lower >= 0 and finite upper"""
@@ -301,12 +293,3 @@ def _is_positive_box(domain: Domain) -> bool:
 
 def _upper(domain: Domain) -> float:
     return domain.upper if isinstance(domain, Box) else math.inf
-
-
-def require_support(geometry: Geometry, regularizer: ElasticNet, domain: Domain, prefix: str = "") -> None:
-    """Refuse a combination whose step is not solved exactly, with the list of those that are."""
-    if not geometry.supports(regularizer, domain):
-        raise ValueError(
-            f"{prefix}geometry {geometry!r} with regularizer {regularizer!r} and domain {domain!r} is not supported; "
-            f"these are:\n{SUPPORTED}"
-        )

@@ -1,5 +1,6 @@
 """What an algorithm carries from round to round: inner states, and past hypergradients or tasks."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ class InnerState:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "InnerState":
         """Return the state with ``function`` applied to every tensor."""
-        return InnerState(**{name: None if v is None else function(v) for name, v in self.state_dict().items()})
+        return InnerState(**{name: None if v is None else function(v) for name, v in vars(self).items()})
 
     def lanes(self, lanes: slice) -> "InnerState":
         """Return some of the lanes."""
@@ -46,14 +47,14 @@ class InnerState:
     def join(cls, states: Sequence["InnerState"]) -> "InnerState":
         """Concatenate the lanes of several states; None where one of them has none."""
         joined = {}
-        for name in cls().state_dict():
+        for name in vars(cls()):
             values = [getattr(state, name) for state in states]
             joined[name] = None if any(value is None for value in values) else torch.cat(values)
         return cls(**joined)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain tensors."""
-        return {"inner": self.inner, "linear_solution": self.linear_solution, "solver_state": self.solver_state}
+        return dict(vars(self))
 
 
 class TaskEntry(NamedTuple):
@@ -150,7 +151,14 @@ class HypergradientWindow(Memory):
 
     def push(self, hypergradient: Tensor) -> Tensor:
         """Add d_t and return q_t."""
-        slots, newer = self._buffers(hypergradient)
+        slots, newer = self._slots, self._newer
+        if slots is None or newer is None:
+            slots = hypergradient.new_zeros((self.window, *hypergradient.shape))
+            newer = torch.zeros_like(hypergradient)
+        shape, wanted = tuple(hypergradient.shape), tuple(newer.shape)
+        if shape != wanted:
+            raise ValueError(f"hypergradient must keep the shape {wanted}, got {shape}")
+        slots, newer = slots.to(hypergradient.device), newer.to(hypergradient.device)
         k = self.rounds % self.window  # position in the cycle
         slots[k] = hypergradient
         # newer = Σ_{i≤k} ν^i d_{t−i}
@@ -162,48 +170,29 @@ class HypergradientWindow(Memory):
         else:
             for j in range(self.window - 2, -1, -1):
                 slots[j].mul_(self.discount ** (self.window - 1 - j)).add_(slots[j + 1])
-        self._newer = newer
+        self._slots, self._newer = slots, newer
         self.rounds += 1
         return total / self._weight
 
-    def _buffers(self, hypergradient: Tensor) -> tuple[Tensor, Tensor]:
-        if self._slots is None or self._newer is None:
-            self._slots = hypergradient.new_zeros((self.window, *hypergradient.shape))
-            self._newer = torch.zeros_like(hypergradient)
-        elif self._newer.shape != hypergradient.shape:
-            raise ValueError(
-                f"hypergradient must keep the shape {tuple(self._newer.shape)}, got {tuple(hypergradient.shape)}"
-            )
-        elif self._slots.device != hypergradient.device:
-            self._slots, self._newer = self._slots.to(hypergradient.device), self._newer.to(hypergradient.device)
-        return self._slots, self._newer
-
     def join(self, other: "HypergradientWindow") -> None:
         """Append the lanes of another window."""
-        if (other.window, other.discount, other.rounds) != (self.window, self.discount, self.rounds):
-            raise ValueError(
-                f"windows must agree in length, discount and rounds to be joined, got "
-                f"{(self.window, self.discount, self.rounds)} and {(other.window, other.discount, other.rounds)}"
-            )
+        own, others = (self.window, self.discount, self.rounds), (other.window, other.discount, other.rounds)
+        if own != others:
+            rule = "agree in length, discount and rounds to be joined"
+            raise ValueError(f"windows must {rule}, got {own} and {others}")
         if self._slots is not None and other._slots is not None:
             self._slots = torch.cat([self._slots, other._slots], dim=1)
         if self._newer is not None and other._newer is not None:
             self._newer = torch.cat([self._newer, other._newer])
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "window": self.window,
-            "discount": self.discount,
-            "rounds": self.rounds,
-            "slots": None if self._slots is None else self._slots.clone(),
-            "newer": None if self._newer is None else self._newer.clone(),
-        }
+        settings = {"window": self.window, "discount": self.discount, "rounds": self.rounds}
+        return settings | copy.deepcopy({"slots": self._slots, "newer": self._newer})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         _require_same(state, window=self.window, discount=self.discount)
         self.rounds = state["rounds"]
-        self._slots = None if state["slots"] is None else state["slots"].clone()
-        self._newer = None if state["newer"] is None else state["newer"].clone()
+        self._slots, self._newer = copy.deepcopy((state["slots"], state["newer"]))
 
 
 class TaskWindow(Memory):
@@ -245,7 +234,7 @@ class TaskWindow(Memory):
 
     def state_dict(self) -> dict[str, Any]:
         past = [
-            [{"task": dict(task), "state": state.state_dict()} for task, state in entries] for entries in self._past
+            [{"task": dict(one.task), "state": one.state.state_dict()} for one in entries] for entries in self._past
         ]
         return {"window": self.window, "past": past}
 

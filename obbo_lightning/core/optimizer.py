@@ -1,8 +1,7 @@
 """The outer step as a torch optimizer: the Bregman proximal step, and torch's own optimizers projected on X."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,12 +35,9 @@ class BregmanProx(Optimizer):
         scale: s, where ``lr`` is ``auto``.
         groups: resolved parameter groups of λ, instead of the settings above for all of it.
 
-    Example: one ISTA step.
-
-    >>> from obbo_lightning.regularizers import L1
     >>> outer = torch.nn.Parameter(torch.tensor([[1.0, 0.05]]))
     >>> outer.grad = torch.tensor([[1.0, 0.0]])
-    >>> BregmanProx([outer], lr=0.1, regularizer=L1(1.0)).step()
+    >>> BregmanProx([outer], lr=0.1, regularizer=ElasticNet(l1=1.0)).step()  # ISTA
     >>> outer.data
     tensor([[0.8000, 0.0000]])
     """
@@ -73,13 +69,8 @@ class BregmanProx(Optimizer):
         # torch keeps only its own attributes
         return {**super().__getstate__(), "groups": self.groups}
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Replace every parameter that has a gradient by the solution of its step."""
         loss = None
         if closure is not None:
@@ -89,14 +80,28 @@ class BregmanProx(Optimizer):
             for parameter in param_group["params"]:
                 if parameter.grad is not None:
                     updates = [self._update(parameter, group, param_group["lr"]) for group in self.groups]
-                    self.lengths = torch.stack([update.length for update in updates], -1)
-                    for group, update in zip(self.groups, updates, strict=True):
-                        parameter[..., group.where].copy_(update.outer)
+                    self.lengths = torch.stack([length for _, length in updates], -1)
+                    for group, (after, _) in zip(self.groups, updates, strict=True):
+                        parameter[..., group.where].copy_(after)
         return loss
 
-    def _update(self, parameter: Tensor, group: ParameterGroup, lr: float) -> "_Update":
-        outer, direction = (x[..., group.where] for x in (parameter, parameter.grad) if x is not None)
-        return _minimise(group, outer, direction, lr, self._state(parameter, group))
+    def _update(self, parameter: Tensor, group: ParameterGroup, lr: float) -> tuple[Tensor, Tensor]:
+        """Return argmin_{x ∈ X} ⟨q, x⟩ + h(x) + D_{φ_t}(x, λ)/α of one group, and the length of its step."""
+        assert parameter.grad is not None
+        outer, direction = parameter[..., group.where], parameter.grad[..., group.where]
+        h, domain, state = group.regularizer, group.domain, self._state(parameter, group)
+        rate: Rate = lr * group.factor
+        if group.lr == "auto":
+            auto = auto_step(group.geometry, domain, outer, direction, rate, state)
+            distance = group.geometry.distance(auto.relative, state)
+            after = distance.step(outer, auto.direction, auto.rate, h, domain).where(auto.moves, outer)
+            rate = auto.rate.squeeze(-1)
+        else:
+            distance = group.geometry.distance(direction, state)
+            after = distance.step(outer, direction, rate, h, domain)
+        # √(2 D_φ(λ⁺, λ))/α in double precision, because an entropy's D is a difference of nearly equal numbers
+        divergence = distance.divergence(after.double(), outer.double())
+        return after, (2 * divergence.clamp(min=0)).sqrt() / rate
 
     def generalized_gradient(self, before: Tensor, parameter: Tensor) -> Tensor:
         """Return G_X(λ_t, q_t, α) = (λ_t − λ_{t+1})/α of the last step, with the α of each group."""
@@ -118,112 +123,78 @@ class BregmanProx(Optimizer):
         return own
 
 
-class _Update(NamedTuple):
-    """Step of a group: λ_{t+1} ``[lanes, d]``, and the length of G_X in the geometry's own norm ``[lanes]``."""
-
-    outer: Tensor
-    length: Tensor
-
-
-def _minimise(group: ParameterGroup, outer: Tensor, direction: Tensor, lr: float, state: dict[str, Tensor]) -> _Update:
-    """Return argmin_{x ∈ X} ⟨q, x⟩ + h(x) + D_{φ_t}(x, λ)/α of one group, and the length of the step."""
-    h, domain = group.regularizer, group.domain
-    if group.lr != "auto":
-        distance, rate = group.geometry.distance(direction, state), lr * group.factor
-        after = distance.step(outer, direction, rate, h, domain)
-        return _Update(after, _length(distance, outer, after, rate))
-    auto = auto_step(group.geometry, domain, outer, direction, lr * group.factor, state)
-    distance = group.geometry.distance(auto.relative, state)
-    after = distance.step(outer, auto.direction, auto.rate, h, domain).where(auto.moves, outer)
-    return _Update(after, _length(distance, outer, after, auto.rate.squeeze(-1)))
-
-
-def _length(distance: Distance, before: Tensor, after: Tensor, rate: Rate) -> Tensor:
-    """Return √(2 D_φ(λ⁺, λ))/α ``[lanes]``."""
-    # In double precision, because an entropy's D is a difference of nearly equal numbers.
-    divergence = distance.divergence(after.double(), before.double())
-    return (2 * divergence.clamp(min=0)).sqrt() / rate
-
-
 def projected_optimizer(
     make: Callable[..., Optimizer], outer: Parameter, groups: Sequence[ParameterGroup]
 ) -> Optimizer:
     """Return a torch optimizer of λ that is projected on X after every step.
 
     With ``auto`` the optimizer sees directions over their typical size, and its steps are those of `AdaptiveDiagonal`:
-    s times the size of λ in all coordinates together.
-
-    Args:
-        make: makes the optimizer from a list of parameters and ``lr``. Where λ has groups or ``lr`` is ``auto``, its
-            steps must be proportional to ``lr`` and must not depend on λ: no weight decay.
-        outer: λ.
-        groups: resolved parameter groups of λ, without regularizers: a torch optimizer takes no composite step.
+    s times the size of λ in all coordinates together. Where λ has groups or ``lr`` is ``auto``, the steps of ``make``
+    must be proportional to ``lr`` and must not depend on λ: no weight decay.
     """
     for group in groups:
         key = f"algorithm.groups.{group.name}.regularizer" if group.name else "regularizer"
         require_no_regularizer(key, group.regularizer)
         require_start(outer.detach()[..., group.where], group.domain)
-    if not groups[0].name and groups[0].lr != "auto":
-        optimizer = make([outer], lr=groups[0].lr)
-        if not isinstance(groups[0].domain, RealSpace):
-            optimizer.register_step_post_hook(partial(_project, groups[0].domain))
+    domain, lr = groups[0].domain, groups[0].lr
+    if groups[0].name or lr == "auto":
+        optimizer = make([outer], lr=1.0)
+        optimizer.param_groups[0].update(auto_names(groups))
+        steps = _StepsFromZero(optimizer, outer, groups)
+        optimizer.register_step_pre_hook(steps.before)
+        optimizer.register_step_post_hook(steps.after)
         return optimizer
-    optimizer = make([outer], lr=1.0)
-    for param_group in optimizer.param_groups:
-        param_group.update(auto_names(groups))
-    hooks = _GroupStepHooks(groups)
-    optimizer.register_step_pre_hook(hooks.before)
-    optimizer.register_step_post_hook(hooks.after)
+    optimizer = make([outer], lr=lr)
+    if not isinstance(domain, RealSpace):
+
+        @torch.no_grad()
+        def project(*_: Any) -> None:
+            outer.copy_(domain.project(outer))
+
+        optimizer.register_step_post_hook(project)
     return optimizer
 
 
-class _GroupStepHooks:
+class _StepsFromZero:
     """Let a torch optimizer with ``lr`` 1 step from zero, and take α times that step from λ_t, group by group."""
 
-    def __init__(self, groups: Sequence[ParameterGroup]) -> None:
-        self.groups = groups
-        self._starts: list[tuple[Parameter, Tensor, list[Tensor | float], dict[str, dict[str, Tensor]]]] = []
+    def __init__(self, optimizer: Optimizer, outer: Parameter, groups: Sequence[ParameterGroup]) -> None:
+        self.optimizer, self.outer, self.groups = optimizer, outer, groups
+        self.start: Tensor | None = None
+        self.rates: list[Rate] = []
+        self.states: dict[str, dict[str, Tensor]] = {}  # of groups whose α is auto
 
     @torch.no_grad()
-    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Replace gradients by directions over their typical size where α is auto, and λ by zero."""
-        self._starts = []
-        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            parameter.grad = parameter.grad.clone()  # it belongs to the caller
-            states = {g.name: self._state(optimizer, parameter, g) for g in self.groups if g.lr == "auto"}
-            rates: list[Tensor | float] = [group.rate for group in self.groups]
-            for i, group in enumerate(self.groups):
-                outer, direction = (x[..., group.where] for x in (parameter, parameter.grad))
-                if group.lr == "auto":
-                    auto = auto_step(group.geometry, group.domain, outer, direction, group.scale, states[group.name])
-                    direction.copy_(auto.relative)
-                    rates[i] = group.scale * group.geometry.reach(outer, group.domain)
-            self._starts.append((parameter, parameter.detach().clone(), rates, states))
-            parameter.zero_()
+    def before(self, *_: Any) -> None:
+        """Replace the gradient by directions over their typical size where α is auto, and λ by zero."""
+        if self.outer.grad is None:
+            return
+        self.start, self.rates, self.states = self.outer.detach().clone(), [], {}
+        self.outer.grad = self.outer.grad.clone()  # it belongs to the caller
+        state: dict[str, Any] = self.optimizer.state.get(self.outer, {})
+        for group in self.groups:
+            rate: Rate = group.rate
+            if group.lr == "auto":
+                outer, direction = self.outer[..., group.where], self.outer.grad[..., group.where]
+                own = state.get(group.name, {}) if group.name else state
+                own = self.states[group.name] = {name: own[name] for name in ("units", "lr") if name in own}
+                auto = auto_step(group.geometry, group.domain, outer, direction, group.scale, own)
+                direction.copy_(auto.relative)
+                rate = group.scale * group.geometry.reach(outer, group.domain)
+            self.rates.append(rate)
+        self.outer.zero_()
 
     @torch.no_grad()
-    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after(self, *_: Any) -> None:
         """Set λ to λ_t + α times the step, projected on X."""
-        for parameter, start, rates, states in self._starts:
-            for group, rate in zip(self.groups, rates, strict=True):
-                moved = start[..., group.where] + rate * parameter[..., group.where]
-                parameter[..., group.where] = group.domain.project(moved)
-            state: dict[str, Any] = optimizer.state[parameter]  # torch fills it in its step, and only if it is empty
-            for name, own in states.items():
-                state.update({name: own} if name else own)
-        self._starts = []
-
-    def _state(self, optimizer: Optimizer, parameter: Parameter, group: ParameterGroup) -> dict[str, Tensor]:
-        state: dict[str, Any] = optimizer.state.get(parameter, {})
-        own = state.get(group.name, {}) if group.name else state
-        return {name: own[name] for name in ("units", "lr") if name in own}
-
-
-@torch.no_grad()
-def _project(domain: Domain, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for param_group in optimizer.param_groups:
-        for parameter in param_group["params"]:
-            parameter.copy_(domain.project(parameter))
+        if self.start is None:
+            return
+        for group, rate in zip(self.groups, self.rates, strict=True):
+            moved = self.start[..., group.where] + rate * self.outer[..., group.where]
+            self.outer[..., group.where] = group.domain.project(moved)
+        for name, own in self.states.items():  # only now: torch fills the state in its step, and only if it is empty
+            self.optimizer.state[self.outer].update({name: own} if name else own)
+        self.start = None
 
 
 def require_no_regularizer(name: str, regularizer: ElasticNet | None) -> None:
@@ -251,12 +222,9 @@ def require_start(outer: Tensor, domain: Domain, geometry: Geometry | None = Non
     """Refuse an outer start that is not in X, or at which φ has no gradient."""
     if not outer.is_floating_point():
         raise ValueError(f"outer start must be floating-point, got {outer.dtype}")
-    _require_lanes(outer, domain.contains(outer), f"lie in {domain!r}")
-    if isinstance(geometry, Distance):
-        _require_lanes(outer, geometry.accepts(outer), f"lie inside {domain!r}, where {geometry!r} is smooth")
-
-
-def _require_lanes(outer: Tensor, good: Tensor, rule: str) -> None:
+    good, rule = domain.contains(outer), f"lie in {domain!r}"
+    if bool(good.all()) and isinstance(geometry, Distance):
+        good, rule = geometry.accepts(outer), f"lie inside {domain!r}, where {geometry!r} is smooth"
     if not bool(good.all()):
         lane = int((~good).reshape(-1).nonzero()[0])
         first = outer.reshape(-1, outer.shape[-1])[lane][:4].tolist()

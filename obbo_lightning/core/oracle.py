@@ -22,9 +22,8 @@ class Oracle:
 
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
     >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> oracle.inner_gradient(torch.zeros(1, 8, dtype=torch.float64)).shape, oracle.evaluations
-    (torch.Size([1, 8]), {'gradients': 1, 'products': 0})
+    >>> Oracle(stream.problem, stream.initial_outer(), stream[0]).inner_gradient(stream[0]["b"]).shape
+    torch.Size([1, 8])
     """
 
     def __init__(
@@ -115,8 +114,7 @@ class Curvature:
         self._oracle.evaluations["products"] += 1
         if not self._gradient.requires_grad:
             return torch.zeros_like(variable)
-        (product,) = torch.autograd.grad(self._gradient, variable, vector, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(variable) if product is None else product
+        return torch.autograd.grad(self._gradient, variable, vector, retain_graph=True, materialize_grads=True)[0]
 
 
 def require_outer(outer: Tensor) -> None:
@@ -141,9 +139,8 @@ def require_shape(problem: Problem, name: str, found: Tensor, shape: torch.Size)
     return found
 
 
-def _gradients(loss: Tensor, variables: list[Tensor], create_graph: bool = False) -> list[Tensor]:
-    # Lanes do not mix, so the gradient of the sum holds every lane's own gradient.
+def _gradients(loss: Tensor, variables: list[Tensor], create_graph: bool = False) -> tuple[Tensor, ...]:
     if not loss.requires_grad:
-        return [torch.zeros_like(variable) for variable in variables]
-    found = torch.autograd.grad(loss.sum(), variables, create_graph=create_graph, allow_unused=True)
-    return [torch.zeros_like(v) if g is None else g for v, g in zip(variables, found, strict=True)]
+        return tuple(torch.zeros_like(variable) for variable in variables)
+    # Lanes do not mix, so the gradient of the sum holds every lane's own gradient.
+    return torch.autograd.grad(loss.sum(), variables, create_graph=create_graph, materialize_grads=True)

@@ -59,12 +59,10 @@ class OuterStep:
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
         groups: parameter groups of λ, where it has them.
 
-    >>> from obbo_lightning import OBBO
-    >>> from obbo_lightning.geometry import Euclidean
-    >>> step = OuterStep(Parameter(torch.ones(1, 2)), OBBO(lr=0.5, window=1, geometry=Euclidean()))
-    >>> update = step(torch.tensor([[[1.0, -1.0]]]))  # d_t of one round and one lane
-    >>> update.outer, update.regret["generalized"]
-    (tensor([[0.5000, 1.5000]]), tensor([2.], dtype=torch.float64))
+    >>> from obbo_lightning import SGDM
+    >>> step = OuterStep(Parameter(torch.ones(1, 2)), SGDM(lr=0.5))
+    >>> step(torch.tensor([[[1.0, -1.0]]])).outer  # d_t of one round and one lane
+    tensor([[0.5000, 1.5000]])
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class OuterStep:
         self.memory = algorithm.memory()
         self.optimizer = optimizer or algorithm.optimizer(outer, groups)
         self._apply = apply or self.optimizer.step
-        self.groups = groups.several if groups is not None else {}
+        self.groups = groups.slices if groups is not None and len(groups.slices) > 1 else {}
         windows = dict.fromkeys(REGRETS, 1) | {"euclidean": regret_window, "exact": regret_window}
         self.regret = {name: Regret(windows[name], self.groups if name in GROUP_REGRETS else None) for name in REGRETS}
 
@@ -98,8 +96,10 @@ class OuterStep:
                 f"hypergradients must have shape [rounds, {', '.join(map(str, self.outer.shape))}], "
                 f"got {tuple(hypergradients.shape)}"
             )
-        known = {"euclidean": hypergradients[-1].isfinite().all(-1)}
-        hypergradients, skipped = self._replace_nonfinite(hypergradients)
+        finite = hypergradients.isfinite().all(-1)  # [rounds, lanes]
+        known, skipped = {"euclidean": finite[-1]}, ~finite.all(0)
+        self._refuse_nonfinite(skipped, "hypergradient is not finite", "inner.lr, a stronger inner curvature")
+        hypergradients = hypergradients.where(finite.unsqueeze(-1), 0.0)
         if exact is not None:
             known["exact"] = exact.isfinite().all(-1)
             exact = exact.where(known["exact"].unsqueeze(-1), 0.0)
@@ -108,46 +108,43 @@ class OuterStep:
         self.outer.grad = direction
         self._apply()
         self.outer.grad = None
-        skipped = skipped | self._undo_overflow(before)
+        overflowed = ~self.outer.isfinite().all(-1)
+        if bool(overflowed.any()):
+            self.outer.copy_(before.where(overflowed.unsqueeze(-1), self.outer))  # also before raising
+        self._refuse_nonfinite(
+            overflowed, "outer variable is not finite after its step", "lr, a clip, a bounded domain"
+        )
         generalized = lengths = None
         if isinstance(self.optimizer, BregmanProx):
             generalized = self.optimizer.generalized_gradient(before, self.outer)
             lengths = self.optimizer.lengths
             lengths = None if lengths is None else lengths.where(lengths.isfinite(), 0.0)  # the step was undone
         vectors = {"euclidean": hypergradients[-1], "generalized": generalized, "exact": exact, "geometry": lengths}
+        regret = {n: None if v is None else self.regret[n].add(v, known.get(n)) for n, v in vectors.items()}
+        rates = auto_rates(self.optimizer, self.outer)
+        metrics = {f"lr/{name}" if name else "lr": rate for name, rate in rates.items()}
+        for name in GROUP_REGRETS:
+            regret |= {f"{name}/{group}": self.regret[name].group_totals.get(group) for group in self.groups}
+        if generalized is not None:
+            metrics |= {f"generalized_norm/{name}": generalized[:, w].norm(dim=-1) for name, w in self.groups.items()}
         return OuterUpdate(
             hypergradient=hypergradients[-1],
             direction=direction,
             generalized_gradient=generalized,
-            regret=self._add_regrets(vectors, known),
+            regret=regret,
             hypergradient_error=None if exact is None else (hypergradients[-1] - exact).norm(dim=-1),
-            skipped=skipped,
+            skipped=skipped | overflowed,
             outer=self.outer.detach().clone(),
-            step_metrics=self._step_metrics(generalized),
+            step_metrics=metrics,
         )
 
-    def _replace_nonfinite(self, hypergradients: Tensor) -> tuple[Tensor, Tensor]:
-        finite = hypergradients.isfinite().all(-1)  # [rounds, lanes]
-        if self.on_nonfinite == "raise" and not bool(finite.all()):
-            lanes = (~finite).any(0).nonzero().flatten().tolist()
+    def _refuse_nonfinite(self, lanes: Tensor, what: str, remedies: str) -> None:
+        if self.on_nonfinite == "raise" and bool(lanes.any()):
+            bad = lanes.nonzero().flatten().tolist()
             raise FloatingPointError(
-                f"hypergradient is not finite in {len(lanes)} of {finite.shape[1]} lanes (first: {lanes[:5]}); "
-                f"use a smaller inner.lr, a stronger inner curvature, or on_nonfinite 'skip'"
+                f"{what} in {len(bad)} of {len(lanes)} lanes (first: {bad[:5]}); use a smaller {remedies}, or "
+                "on_nonfinite 'skip'"
             )
-        return hypergradients.where(finite.unsqueeze(-1), 0.0), (~finite).any(0)
-
-    def _undo_overflow(self, before: Tensor) -> Tensor:
-        """Restore λ_t in lanes whose step overflowed; skip or refuse them like a non-finite hypergradient."""
-        finite = self.outer.isfinite().all(-1, keepdim=True)  # [lanes, 1]
-        if not bool(finite.all()):
-            lanes = (~finite).flatten().nonzero().flatten().tolist()
-            self.outer.copy_(self.outer.where(finite, before))  # before raising, so that λ_t is not lost
-            if self.on_nonfinite == "raise":
-                raise FloatingPointError(
-                    f"outer variable is not finite after its step in {len(lanes)} of {len(finite)} lanes (first: "
-                    f"{lanes[:5]}); use a smaller lr, a clip, a bounded domain, or on_nonfinite 'skip'"
-                )
-        return ~finite.squeeze(-1)
 
     def _clip(self, direction: Tensor) -> Tensor:
         if self.clip is None:
@@ -156,25 +153,6 @@ class OuterStep:
         largest = direction.abs().amax(-1, keepdim=True).clamp(min=self.clip)
         norm = (direction / largest).norm(dim=-1, keepdim=True)
         return torch.where(norm * largest > self.clip, direction / largest * (self.clip / norm), direction)
-
-    def _add_regrets(self, vectors: dict[str, Tensor | None], known: dict[str, Tensor]) -> dict[str, Tensor | None]:
-        totals = {
-            name: None if vector is None else self.regret[name].add(vector, known.get(name))
-            for name, vector in vectors.items()
-        }
-        per_group = {
-            f"{name}/{group}": self.regret[name].group_totals.get(group)
-            for name in GROUP_REGRETS
-            for group in self.groups
-        }
-        return {**totals, **per_group}
-
-    def _step_metrics(self, generalized: Tensor | None) -> dict[str, Tensor]:
-        rates = auto_rates(self.optimizer, self.outer)
-        metrics = {f"lr/{name}" if name else "lr": rate for name, rate in rates.items()}
-        if generalized is not None:
-            metrics |= {f"generalized_norm/{name}": generalized[:, w].norm(dim=-1) for name, w in self.groups.items()}
-        return metrics
 
     def state_dict(self, gather: Exchange | None = None) -> dict[str, Any]:
         """Return memory, optimizer and regret; the outer variable belongs to the owner of the parameter.

@@ -4,6 +4,7 @@ import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.domains import Box, Domain, RealSpace, Simplex
-from obbo_lightning.core.geometry import Euclidean, Geometry, NegativeEntropy, require_support
+from obbo_lightning.core.geometry import SUPPORTED_STEPS, Euclidean, Geometry, NegativeEntropy
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
 from obbo_lightning.core.step_size import DEFAULT_SCALE
-from obbo_lightning.core.validation import at_least, instance_of, number, positive
+from obbo_lightning.core.validation import at_least, instance_of, number, one_of, positive
 
 LearningRate = float | Literal["auto"]
 Start = float | Sequence[float] | Tensor
@@ -67,8 +68,7 @@ class ParameterGroup(Configurable):
 
     def start(self, seed: int = 0) -> Tensor:
         """Return the first values ``[size]``; ``seed`` is for groups with random ones."""
-        if self._start is None:
-            raise ValueError("start must be given where λ has no parameter groups, got none")
+        assert self._start is not None, "start must be given where λ has no parameter groups"
         return self._start
 
     def replace(self, name: str = "", where: slice | None = None, **settings: Any) -> "ParameterGroup":
@@ -82,11 +82,17 @@ class ParameterGroup(Configurable):
 
     def _validate(self) -> None:
         prefix = f"algorithm.groups.{self.name}." if self.name else ""
-        learning_rate(f"{prefix}lr", self.lr)
         positive(f"{prefix}scale", self.scale)
+        if isinstance(self.lr, str) and self.lr != "auto":
+            raise ValueError(f"{prefix}lr must be a positive finite number or auto, got {self.lr!r}")
+        positive(f"{prefix}lr", self.rate)
         for key, base in COMPONENTS.items():
             instance_of(f"{prefix}{key}", getattr(self, key), base)
-        require_support(self.geometry, self.regularizer, self.domain, prefix)
+        if not self.geometry.supports(self.regularizer, self.domain):
+            raise ValueError(
+                f"{prefix}geometry {self.geometry!r} with regularizer {self.regularizer!r} and domain {self.domain!r} "
+                f"is not supported; these are:\n{SUPPORTED_STEPS}"
+            )
 
     @property
     def rate(self) -> float:
@@ -189,11 +195,9 @@ class ParameterGroups(Configurable):
         groups: the groups by name.
         named: the same as keywords.
 
-    >>> hyper = ParameterGroups(decay=Positive(0.5), sources=OnSimplex(4), smoothing=Interval(0.0, 0.3))
-    >>> hyper.size, hyper.start()
-    (6, tensor([[0.5000, 0.2500, 0.2500, 0.2500, 0.2500, 0.1500]]))
-    >>> hyper.split(hyper.start())["sources"].shape, list(hyper.coordinates())[:3]
-    (torch.Size([1, 4]), ['decay', 'sources[0]', 'sources[1]'])
+    >>> hyper = ParameterGroups(decay=Positive(0.5), sources=OnSimplex(2), smoothing=Interval(0.0, 0.3))
+    >>> hyper.start(), list(hyper.coordinates())
+    (tensor([[0.5000, 0.5000, 0.5000, 0.1500]]), ['decay', 'sources[0]', 'sources[1]', 'smoothing'])
     """
 
     def __init__(self, groups: Mapping[str, ParameterGroup] | None = None, **named: ParameterGroup) -> None:
@@ -209,16 +213,9 @@ class ParameterGroups(Configurable):
                 wanted = "a parameter group, such as Positive(0.1) or Interval(0.0, 1.0)"
                 raise ValueError(f"{name} must be {wanted}, got {group!r}")
         self.named = both
-        ends = [0]
-        for group in both.values():
-            ends.append(ends[-1] + group.size)
+        ends = [0, *accumulate(group.size for group in both.values())]
         self.size = ends[-1]
         self.slices = {name: slice(*ends[i : i + 2]) for i, name in enumerate(both)}
-
-    @property
-    def several(self) -> dict[str, slice]:
-        """Coordinates of each group by name, empty where there is only one group."""
-        return self.slices if len(self.slices) > 1 else {}
 
     def start(self, seed: int = 0, lanes: int = 1, dtype: torch.dtype | None = None) -> Tensor:
         """Return λ_1 ``[lanes, d]``, in torch's default dtype unless another is given."""
@@ -261,47 +258,18 @@ def resolve_groups(
 ) -> list[ParameterGroup]:
     """Return the parameter groups that the outer step uses.
 
-    A setting is taken from the user's override for the group, else from the algorithm, else from the group itself.
-
-    Args:
-        groups: of the problem; None where its λ has none.
-        default: the one group of a λ without groups.
-        algorithm: settings that the algorithm chooses for all groups; None leaves one open.
-        overrides: settings of some groups, by name.
+    A setting is taken from the user's override for the group, else from the algorithm (None leaves one open), else from
+    the group itself. ``default`` is the one group of a λ without groups.
     """
     chosen = {key: value for key, value in algorithm.items() if value is not None}
-    if groups is None:
-        if overrides:
-            given = ", ".join(overrides)
-            raise ValueError(f"algorithm.groups must be none for a problem without parameter groups, got {given}")
-        return [default.replace(**chosen)]
     own = {name: {k: v for k, v in given.items() if v is not None} for name, given in (overrides or {}).items()}
+    if groups is None and own:
+        raise ValueError(f"algorithm.groups must be none for a problem without parameter groups, got {', '.join(own)}")
+    if groups is None:
+        return [default.replace(**chosen)]
     for name in own:
-        if name not in groups.named:
-            raise ValueError(f"algorithm.groups must be of {', '.join(groups.named)}, got {name!r}")
-    return [
-        group.replace(name, groups.slices[name], **chosen | own.get(name, {})) for name, group in groups.named.items()
-    ]
-
-
-def require_overrides(overrides: Any, fixed: Sequence[str] = ()) -> None:
-    """Refuse overrides of groups that are no mappings, or that set what the algorithm has fixed."""
-    if overrides is not None and not isinstance(overrides, Mapping):
-        raise ValueError(f"algorithm.groups must be settings of parameter groups, by name, got {overrides!r}")
-    allowed = [key for key in SETTINGS if key not in fixed]
-    for name, settings in (overrides or {}).items():
-        if not isinstance(settings, Mapping):
-            raise ValueError(f"algorithm.groups.{name} must be keys and values, got {settings!r}")
-        for key in settings:
-            if key not in allowed:
-                raise ValueError(f"algorithm.groups.{name} must be of {', '.join(allowed)}, got {key!r}")
-
-
-def learning_rate(name: str, value: LearningRate) -> LearningRate:
-    """Return ``value`` if it is a positive number, or ``auto``."""
-    if isinstance(value, str) and value != "auto":
-        raise ValueError(f"{name} must be a positive finite number or auto, got {value!r}")
-    return value if isinstance(value, str) else positive(name, value)
+        one_of("algorithm.groups", name, groups.named)
+    return [group.replace(n, groups.slices[n], **chosen | own.get(n, {})) for n, group in groups.named.items()]
 
 
 def _values(start: Start, size: int | None) -> Tensor:
@@ -310,7 +278,7 @@ def _values(start: Start, size: int | None) -> Tensor:
         count = 1 if size is None else at_least("size", size, 1)
         return torch.full((count,), number("start", start), dtype=torch.float64)
     values = torch.as_tensor(start, dtype=torch.float64).detach().clone()
-    if values.ndim != 1 or values.numel() != (values.numel() if size is None else size) or not values.numel():
+    if values.ndim != 1 or not values.numel() or size not in (None, len(values)):
         wanted = "a number or a list of numbers" if size is None else f"a number or a list of {size}"
         raise ValueError(f"start must be {wanted}, got the shape {list(values.shape)}")
     return values

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,8 +28,20 @@ class Problem(Configurable, ABC):
     ...         return 0.5 * (inner - task["validation"]).square().sum(-1)
     """
 
-    coordinate_names: ClassVar[tuple[str, ...]] = ()
+    groups: ParameterGroups | None = None
+    """Parameter groups of λ, each with its own geometry, regularizer, domain and step size.
+
+    Losses get their hyperparameters by ``self.groups.split(outer)``.
+    """
+
+    coordinate_names: tuple[str, ...] = ()
     """Names of the coordinates of λ, for exports of problems without parameter groups."""
+
+    is_stochastic: bool = False
+    """Whether the losses draw random numbers (dropout): from the `Sample` only, and none where there is no sample."""
+
+    evaluation_score_names: tuple[str, ...] = ()
+    """Names of `evaluation_scores`."""
 
     @abstractmethod
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
@@ -56,23 +67,6 @@ class Problem(Configurable, ABC):
         """Return tasks of one lane as one task with a lane for each, so that they are solved together."""
         return None
 
-    @property
-    def is_stochastic(self) -> bool:
-        """Whether the losses draw random numbers (dropout); they then draw from the `Sample` only.
-
-        A loss without a sample is deterministic: such a problem leaves its noise out there.
-        """
-        return False
-
-    @property
-    def groups(self) -> ParameterGroups | None:
-        """Parameter groups of λ, each with its own geometry, regularizer, domain and step size.
-
-        Override it by a property or a class attribute; losses get their hyperparameters by
-        ``self.groups.split(outer)``.
-        """
-        return None
-
     def initial_outer(self, seed: int) -> Tensor | None:
         """Return λ_1 ``[lanes, d]``: the start of the parameter groups, the initialisation of a network."""
         return None if self.groups is None else self.groups.start(seed)
@@ -92,11 +86,6 @@ class Problem(Configurable, ABC):
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
         """Return further numbers to report of a task at (λ, β), such as accuracy, each ``[lanes]``."""
         return {}
-
-    @property
-    def evaluation_score_names(self) -> tuple[str, ...]:
-        """Names of `evaluation_scores`."""
-        return ()
 
     def evaluation_scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
         """Return further `scores` that are computed for test tasks only; NaN where one cannot be computed."""

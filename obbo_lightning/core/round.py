@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,13 +84,8 @@ class Round(OuterUpdate):
         }
         known = {name: values for name, values in per_lane.items() if values is not None}
         numbers = torch.stack([median(values) for values in known.values()]).tolist()  # one transfer from the device
-        metrics: Metrics = dict.fromkeys(per_lane)
-        metrics |= dict(zip(known, numbers, strict=True))
-        return metrics | {
-            **self.evaluations,
-            "window_fill": self.window_fill,
-            "skipped": int(self.skipped.sum()),
-        }
+        metrics: Metrics = {**dict.fromkeys(per_lane), **dict(zip(known, numbers, strict=True)), **self.evaluations}
+        return metrics | {"window_fill": self.window_fill, "skipped": int(self.skipped.sum())}
 
 
 def run_round(
@@ -117,13 +112,10 @@ def run_round(
 
     >>> from obbo_lightning import OBBO
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream, algorithm, state = QuadraticTasks(rounds=3), OBBO(window=2), InnerState()
+    >>> stream, algorithm = QuadraticTasks(), OBBO(window=2)
     >>> step = OuterStep(Parameter(stream.initial_outer()), algorithm)
-    >>> for t, task in enumerate(stream):
-    ...     round = run_round(stream.problem, algorithm, step, task, state, Key(seed=0, round=t))
-    ...     (state,) = round.states
-    >>> round.window_fill, round.loss.shape
-    (2, torch.Size([1]))
+    >>> run_round(stream.problem, algorithm, step, stream[0], InnerState(), Key(seed=0, round=0)).window_fill
+    1
     """
     tasks = [task] if isinstance(task, dict) else list(task)
     states = [state] * len(tasks) if isinstance(state, InnerState) else state
@@ -136,31 +128,31 @@ def run_round(
         _solve(problem, algorithm, shard, outer, past, key._replace(age=age))
         for age, past in zip(range(len(recalled) - 1, -1, -1), recalled, strict=True)
     ]
-    reports = [_report(algorithm, one) for one in solved[-1]]
-    if algorithm.hypergradient.contracts:
-        _warn_if_diverging(torch.cat([one.estimate.residual for past in solved for one in past]))
+    residuals = torch.cat([one.estimate.residual for past in solved for one in past])
+    # A NaN comes from the task, an overflow is infinite.
+    if algorithm.hypergradient.contracts and float(residuals.nan_to_num(nan=0.0).max()) > 1:
+        warnings.warn(
+            "the fixed point of the hypergradient does not contract (its residual grows), so steps are less exact: use "
+            "a smaller inner.lr (lr of OnlineTuner), a stronger inner curvature or ConjugateGradient; where scores are "
+            "good, leave it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     # Combine: means over a round's tasks, over all processes.
-    combined = _combine(solved, reports, shard, len(outer))
+    hypergradients, exact, means = _combine(algorithm, solved, shard, len(outer))
     # Update: from d_t to λ_{t+1}.
-    update = step(combined.hypergradients, combined.exact)
-    ended = [[shard.scatter_state(one.estimate.state, len(outer)) for one in past] for past in solved]
-    step.memory.keep(
-        [
-            [TaskEntry(entry.task, after) for entry, after in zip(past, states_after, strict=True)]
-            for past, states_after in zip(recalled, ended, strict=True)
-        ]
-    )
-    loss, inner_loss, residual = combined.reported
+    update = step(hypergradients, exact)
+    ended = []
+    for past, found in zip(recalled, solved, strict=True):
+        after = [one.estimate.state.map(lambda values: shard.scatter(values, len(outer))) for one in found]
+        ended.append([TaskEntry(entry.task, state) for entry, state in zip(past, after, strict=True)])
+    step.memory.keep(ended)
     return Round(
-        loss=loss,
-        inner_loss=inner_loss,
-        residual=residual,
-        scores=combined.scores,
-        evaluations=combined.evaluations,
+        **means,
         **vars(update),
         window_fill=step.memory.fill,
         estimates=[one.estimate for one in solved[-1]],
-        states=ended[-1],
+        states=[entry.state for entry in ended[-1]],
     )
 
 
@@ -186,15 +178,11 @@ def online(
         regret_window: w_R of the reported regrets.
         on_nonfinite: ``raise`` or ``skip``.
 
-    >>> from obbo_lightning import OBBO, Quadratic
-    >>> from obbo_lightning.hypergradients import ClosedForm
-    >>> problem = Quadratic(torch.eye(2).unsqueeze(0), torch.eye(2).unsqueeze(0))
-    >>> task = {"b": torch.zeros(1, 2), "c": torch.ones(1, 2)}
-    >>> algorithm = OBBO(lr=0.1, window=1, hypergradient=ClosedForm())
-    >>> for round in online(problem, algorithm, [task] * 50, torch.zeros(1, 2)):
-    ...     pass
-    >>> round.outer.round(decimals=1), bool(round.loss < 0.1)
-    (tensor([[0.9000, 0.9000]]), True)
+    >>> from obbo_lightning import OBBO
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks(rounds=3)
+    >>> [round.window_fill for round in online(stream.problem, OBBO(window=2), stream, stream.initial_outer())]
+    [1, 2, 2]
     """
     instance_of("problem", problem, Problem)
     instance_of("algorithm", algorithm, Algorithm)
@@ -204,23 +192,21 @@ def online(
     parameter = outer if isinstance(outer, Parameter) else Parameter(outer.detach().clone())
     step = OuterStep(parameter, algorithm, regret_window, on_nonfinite, groups=problem.groups)
     if inner is not None:
-        _require_inner(inner, parameter)
-    return _run(problem, algorithm, stream, step, InnerState(inner), seed)
+        instance_of("inner", inner, Tensor)
+        if inner.ndim != 2 or len(inner) != len(outer):
+            raise ValueError(f"inner must have shape [{len(outer)} lanes, p], got {tuple(inner.shape)}")
+        if inner.dtype != outer.dtype:
+            raise ValueError(f"inner must have the dtype of outer, {outer.dtype}, got {inner.dtype}")
+        require_finite("inner start", inner)
 
+    def rounds() -> Iterator[Round]:
+        states: InnerState | list[InnerState] = InnerState(inner)
+        for t, task in enumerate(stream):
+            finished = run_round(problem, algorithm, step, task, states, Key(seed, t))
+            states = finished.states if len(finished.states) > 1 else finished.states[0]
+            yield finished
 
-def _run(
-    problem: Problem,
-    algorithm: Algorithm,
-    stream: Iterable[Task | Sequence[Task]],
-    step: OuterStep,
-    state: InnerState,
-    seed: int,
-) -> Iterator[Round]:
-    states: InnerState | list[InnerState] = state
-    for t, task in enumerate(stream):
-        finished = run_round(problem, algorithm, step, task, states, Key(seed, t))
-        states = finished.states if len(finished.states) > 1 else finished.states[0]
-        yield finished
+    return rounds()
 
 
 def estimate_hypergradient(
@@ -275,126 +261,64 @@ def _solve(
     problem: Problem, algorithm: Algorithm, shard: Shard, outer: Tensor, entries: list[TaskEntry], key: Key
 ) -> list[_Solved]:
     """Solve the tasks of one round at λ_t in a loop, or as lanes of one problem where requested and possible."""
-    selected = [shard.select(problem, outer, entry) for entry in entries]
-    stacked = None
+    stacked = together = None
     if shard.vmap and algorithm.supports_vmap and len(entries) > 1:
         stacked = problem.stack_as_lanes([entry.task for entry in entries])
     if stacked is not None:
-        state = InnerState.join([entry.state for entry in entries])
-        together = estimate_hypergradient(problem, algorithm, outer.expand(len(entries), -1), stacked, state, key)
-        estimates = [_select_lane(together, j) for j in range(len(entries))]
-    else:
-        estimates = [
-            estimate_hypergradient(own, algorithm, at, entry.task, entry.state, key._replace(slot=shard.first + j))
-            for j, (own, at, entry) in enumerate(selected)
-        ]
-    return [
-        _Solved(own, at, entry.task, estimate) for (own, at, entry), estimate in zip(selected, estimates, strict=True)
-    ]
+        joined = InnerState.join([entry.state for entry in entries])
+        together = estimate_hypergradient(problem, algorithm, outer.expand(len(entries), -1), stacked, joined, key)
+    solved = []
+    for j, entry in enumerate(entries):
+        own, at, (task, state) = shard.select(problem, outer, entry)
+        if together is None:
+            estimate = estimate_hypergradient(own, algorithm, at, task, state, key._replace(slot=shard.first + j))
+        else:
+            lane = slice(j, j + 1)
+            tensors = {name: getattr(together, name)[lane] for name in ("hypergradient", "inner", "loss", "residual")}
+            estimate = together._replace(state=together.state.lanes(lane), **tensors)  # its evaluations are for all
+        solved.append(_Solved(own, at, task, estimate))
+    return solved
 
 
-def _select_lane(estimate: Estimate, j: int) -> Estimate:
-    """Return one of several tasks that were solved as lanes; an evaluation for all counts for each."""
-    lane = slice(j, j + 1)
-    return Estimate(
-        estimate.hypergradient[lane],
-        estimate.inner[lane],
-        estimate.state.lanes(lane),
-        estimate.loss[lane],
-        estimate.residual[lane],
-        estimate.evaluations,
-    )
+def _combine(
+    algorithm: Algorithm, solved: list[list[_Solved]], shard: Shard, lanes: int
+) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+    """Return d of each solved round, newest last ``[rounds, lanes, d]``, ∇F_t(λ_t) if known, and what is reported.
 
-
-class _Report(NamedTuple):
-    """What is reported of a round's own task besides its estimate, in the lanes of this process.
-
-    Attributes:
-        inner_loss: g_t(λ_t, β_{t+1}) ``[lanes]``.
-        scores: of the problem ``[lanes]``.
-        exact: ∇F_t(λ_t) ``[lanes, d]``, where the problem has it.
+    Means are over tasks, and sums over processes, which exchange results only here. The all-reduce propagates NaN to
+    every rank, so all ranks skip the round together.
     """
-
-    inner_loss: Tensor
-    scores: dict[str, Tensor]
-    exact: Tensor | None
-
-
-def _report(algorithm: Algorithm, solved: _Solved) -> _Report:
-    problem, outer, task, estimate = solved
-    exact: Tensor | None = estimate.hypergradient
-    if not algorithm.hypergradient.is_exact:
-        known = problem.hypergradient(outer, task)
-        exact = None if known is None else require_shape(problem, "hypergradient", known[0].detach(), outer.shape)
-    with torch.no_grad():  # reported only
-        inner_loss = problem.inner_loss(outer, estimate.inner, problem.for_gradients(task))
-    return _Report(inner_loss, problem.scores(outer, estimate.inner, task), exact)
-
-
-class _Combined(NamedTuple):
-    """A round over all processes.
-
-    Attributes:
-        hypergradients: of each round that was solved, newest last ``[rounds, lanes, d]``.
-        exact: ∇F_t(λ_t) ``[lanes, d]``, where the problem has it.
-        reported: loss, inner loss and residual of the round's own tasks.
-        scores: of the same.
-        evaluations: of all processes.
-    """
-
-    hypergradients: Tensor
-    exact: Tensor | None
-    reported: tuple[Tensor, Tensor, Tensor]
-    scores: dict[str, Tensor]
-    evaluations: dict[str, int]
-
-
-def _combine(solved: list[list[_Solved]], reports: list[_Report], shard: Shard, lanes: int) -> _Combined:
-    """Take means over tasks and sums over processes; processes exchange results only here.
-
-    The all-reduce propagates NaN to every rank, so all ranks skip the round together.
-    """
-    newest = [one.estimate for one in solved[-1]]
+    estimates = [one.estimate for past in solved for one in past]
+    inner_losses, scores, exact = [], [], []
+    for problem, outer, task, estimate in solved[-1]:
+        with torch.no_grad():  # reported only
+            inner_losses.append(problem.inner_loss(outer, estimate.inner, problem.for_gradients(task)))
+        scores.append(problem.scores(outer, estimate.inner, task))
+        if algorithm.hypergradient.is_exact:
+            exact.append(estimate.hypergradient)
+        elif (known := problem.hypergradient(outer, task)) is not None:
+            exact.append(require_shape(problem, "hypergradient", known[0].detach(), outer.shape))
     # d_t = (1/n) Σ_j d_{t,j}
     hypergradients = torch.stack([shard.mean([one.estimate.hypergradient for one in past], lanes) for past in solved])
-    exact = [one.exact for one in reports if one.exact is not None]
-    exact_mean = shard.mean(exact, lanes) if exact else hypergradients.new_zeros(0)
-    loss = shard.mean([one.loss for one in newest], lanes)
-    inner_loss = shard.mean([one.inner_loss for one in reports], lanes)
-    residual = shard.mean([one.residual for one in newest], lanes)
-    scores = {name: shard.mean([one.scores[name] for one in reports], lanes) for name in reports[0].scores}
     # Processes that divide lanes make the same evaluations: each counts its fraction of them.
     fraction = 1.0 if shard.lanes is None else (shard.lanes.stop - shard.lanes.start) / lanes
-    counts = [one.estimate.evaluations for past in solved for one in past]
-    total = hypergradients.new_tensor([fraction * sum(c[name] for c in counts) for name in ("gradients", "products")])
+    counts = [fraction * sum(one.evaluations[name] for one in estimates) for name in ("gradients", "products")]
+    newest = [one.estimate for one in solved[-1]]
+    reported = [[one.loss for one in newest], inner_losses, [one.residual for one in newest]]
+    reported += [[one[name] for one in scores] for name in scores[0]]
     hypergradients, exact_mean, total, loss, inner_loss, residual, *score_means = shard.sum(
-        [hypergradients, exact_mean, total, loss, inner_loss, residual, *scores.values()]
+        [
+            hypergradients,
+            shard.mean(exact, lanes) if exact else hypergradients.new_zeros(0),
+            hypergradients.new_tensor(counts),
+            *(shard.mean(values, lanes) for values in reported),
+        ]
     )
-    gradients, products = total.round().int().tolist()
-    return _Combined(
-        hypergradients,
-        exact_mean if exact else None,
-        (loss, inner_loss, residual),
-        dict(zip(scores, score_means, strict=True)),
-        {"gradients": gradients, "products": products},
-    )
-
-
-def _require_inner(inner: Tensor, outer: Tensor) -> None:
-    instance_of("inner", inner, Tensor)
-    if inner.ndim != 2 or inner.shape[0] != outer.shape[0]:
-        raise ValueError(f"inner must have shape [{outer.shape[0]} lanes, p], got {tuple(inner.shape)}")
-    if inner.dtype != outer.dtype:
-        raise ValueError(f"inner must have the dtype of outer, {outer.dtype}, got {inner.dtype}")
-    require_finite("inner start", inner)
-
-
-def _warn_if_diverging(residual: Tensor) -> None:
-    if float(residual.nan_to_num(nan=0.0).max()) > 1:  # a NaN comes from the task, an overflow is infinite
-        warnings.warn(
-            "the fixed point of the hypergradient does not contract (its residual grows), so steps are less exact: use "
-            "a smaller inner.lr (lr of OnlineTuner), a stronger inner curvature or ConjugateGradient; where scores are "
-            "good, leave it",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    means = {
+        "loss": loss,
+        "inner_loss": inner_loss,
+        "residual": residual,
+        "scores": dict(zip(scores[0], score_means, strict=True)),
+        "evaluations": dict(zip(("gradients", "products"), total.round().int().tolist(), strict=True)),
+    }
+    return hypergradients, exact_mean if exact else None, means

@@ -13,11 +13,7 @@ CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.l
 
 
 def positive(name: str, value: float) -> float:
-    """Return ``value`` if it is a positive finite number.
-
-    >>> positive("lr", 0.1)
-    0.1
-    """
+    """Return ``value`` if it is a positive finite number."""
     if not number(name, value) > 0 or math.isinf(value):
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return value
@@ -55,12 +51,7 @@ def number(name: str, value: float) -> float:
 
 
 def at_least(name: str, value: int, least: int) -> int:
-    """Return ``value`` if it is an integer of at least ``least``.
-
-    >>> at_least("window", 0, 1)
-    Traceback (most recent call last):
-    ValueError: window must be an integer of at least 1, got 0
-    """
+    """Return ``value`` if it is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     return int(value)
@@ -81,18 +72,11 @@ def instance_of(name: str, value: Any, kind: type[T]) -> T:
 
 
 def require_memory(name: str, value: object, needed: float) -> None:
-    """Refuse a value whose ``needed`` bytes exceed half of the memory: the rest of a run needs the other half.
-
-    >>> require_memory("window", 10**12, 8e15)
-    Traceback (most recent call last):
-    ValueError: window must fit into the memory of this machine (... GB), got 1000000000000, which needs about 8e+06 GB
-    """
+    """Refuse a value whose ``needed`` bytes exceed half of the memory: the rest of a run needs the other half."""
     available = available_memory()
     if needed > available / 2:
-        raise ValueError(
-            f"{name} must fit into the memory of this machine ({available / 1e9:.3g} GB), got {value!r}, which needs "
-            f"about {needed / 1e9:.3g} GB"
-        )
+        rule = f"fit into the memory of this machine ({available / 1e9:.3g} GB)"
+        raise ValueError(f"{name} must {rule}, got {value!r}, which needs about {needed / 1e9:.3g} GB")
 
 
 @cache

@@ -1,24 +1,34 @@
-"""Several algorithms on the same stream: tables of means and paired differences, made from their runs."""
+"""Several algorithms on the same stream: tables of means and paired differences, and figures, made from their runs."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
+from matplotlib.axes import Axes
 from scipy.stats import binomtest
 
-from obbo_lightning.core.statistics import clustered_error, mean_and_error, two_way_error
-from obbo_lightning.escaping import unescape_table
-from obbo_lightning.experiments.comparison_figures import ComparisonFigures
-from obbo_lightning.experiments.report_data import Score, Table, format_with_error, sorted_labels
+from obbo_lightning.core.statistics import clustered_error, mean_and_error, standard_error, two_way_error
+from obbo_lightning.escaping import escape_mathtext, unescape_table
+from obbo_lightning.experiments.report_data import (
+    LINE_STYLES,
+    ReportData,
+    ReportFigure,
+    Score,
+    Table,
+    finish_figure,
+    format_with_error,
+    line_style,
+    new_figure,
+    sorted_labels,
+)
 from obbo_lightning.experiments.runs import DAMAGE, Run
 from obbo_lightning.runs.table import read_rounds
 
-MOMENTS = 250  # rounds of λ that are kept of each run: more than a figure has dots
-# Columns of the tables, and those that are compared in pairs.
-MEASURES = {
+MEASURES = {  # titles of their columns
     "regret": "regret",
     "prequential_last_100": "prequential {}, last 100",
     "test": "test {}",
@@ -26,206 +36,155 @@ MEASURES = {
     "gain": "gain",
 }
 PAIRED_MEASURES = ("regret", "prequential_last_100", "test")
-TEST_MEASURES = ("test", "inductive", "gain")  # their errors are over the choice of test tasks, too
+TEST_MEASURES = ("test", "inductive", "gain")
+# Columns of the data frames, which have a CSV file each, and their types; the others are Float64.
+COLUMNS = {
+    "runs": "label algorithm seed lr rounds metric test_tasks initial_test test test_se gain gain_se "
+    "prequential_last_100 regret skipped gradient_evaluations higher_is_better",
+    "rounds": "label seed round score test test_se regret hypergradient_norm residual gradient_evaluations",
+    "timings": "label seed round seconds",
+    "test_scores": "label seed task initial test inductive",
+    "baselines": "name seed round score",
+}
+TYPES = {
+    **dict.fromkeys(("label", "algorithm", "metric", "name"), pl.String),
+    **dict.fromkeys(("seed", "rounds", "round", "task", "test_tasks", "skipped"), pl.Int64),
+    "higher_is_better": pl.Boolean,
+}
+COMPUTE = {
+    "gradient_evaluations": "gradients and second-derivative products so far",
+    "seconds": "seconds of rounds so far, without evaluations",
+}
 
 
-class Paired(NamedTuple):
-    """Differences of pairs, second minus first.
+def compare_pairs(
+    first: np.ndarray,
+    second: np.ndarray,
+    digits: int,
+    days: np.ndarray | None = None,
+    by_task: np.ndarray | None = None,
+) -> tuple[str, str]:
+    """Return two cells: mean of second − first ± its standard error; how many are larger / smaller, and the p-value.
 
-    Attributes:
-        pairs: their number.
-        difference: mean of the differences.
-        error: its standard error; None for one pair.
-        larger: number of pairs in which the second is larger; ties count in neither.
-        smaller: number of pairs in which it is smaller.
-        p: of the two-sided sign test; None where all are ties.
+    p is that of the two-sided sign test. Pairs of one day are dependent: the error is clustered, signs are those of the
+    means of ``days``. The error of differences ``by_task [seeds, tasks]`` is two-way.
+
+    >>> compare_pairs(np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 3.0, 4.0, 4.0]), 2)
+    ('+0.75 ± 0.25', '3 / 0, p = 0.25')
+    >>> compare_pairs(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]), 2, np.array(["mon", "mon", "tue"]))
+    ('+0.00 ± 0.67', '1 / 1, p = 1')
     """
-
-    pairs: int
-    difference: float
-    error: float | None
-    larger: int
-    smaller: int
-    p: float | None
-
-    def cells(self, digits: int) -> tuple[str, str]:
-        """Return two cells of a table: difference ± standard error; larger / smaller with the p-value.
-
-        >>> Paired(4, 0.75, 0.25, 3, 0, 0.25).cells(2)
-        ('+0.75 ± 0.25', '3 / 0, p = 0.25')
-        """
-        p = "" if self.p is None else ", p < 0.0001" if self.p < 1e-4 else f", p = {self.p:.2g}"
-        difference = round(self.difference, digits) + 0.0  # no -0.0
-        return format_with_error(difference, self.error, digits, "+"), f"{self.larger} / {self.smaller}{p}"
-
-
-def compare_pairs(first: np.ndarray, second: np.ndarray) -> Paired:
-    """Compare ``second`` with ``first``, pair by pair.
-
-    >>> compare_pairs(np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 3.0, 4.0, 4.0]))
-    Paired(pairs=4, difference=0.75, error=0.25, larger=3, smaller=0, p=0.25)
-    """
-    differences = second - first
+    signs = differences = second - first
     mean, error = mean_and_error(differences)
-    larger, smaller = int((differences > 0).sum()), int((differences < 0).sum())
-    p = float(binomtest(larger, larger + smaller).pvalue) if larger + smaller else None
-    return Paired(len(differences), mean, error, larger, smaller, p)
-
-
-def compare_clusters(first: np.ndarray, second: np.ndarray, clusters: np.ndarray) -> Paired:
-    """Compare pairs of which those of one cluster (events of one day) are dependent; signs are those of clusters.
-
-    >>> days = np.array(["mon", "mon", "tue"])
-    >>> compare_clusters(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]), days)
-    Paired(pairs=2, difference=0.0, error=0.6666666666666666, larger=1, smaller=1, p=1.0)
-    """
-    differences = second - first
-    names, index = np.unique(clusters, return_inverse=True)
-    means = np.bincount(index, differences) / np.bincount(index)
-    signs = compare_pairs(np.zeros(len(names)), means)
-    return signs._replace(difference=float(differences.mean()), error=clustered_error(differences, clusters))
+    if days is not None:
+        index = np.unique(days, return_inverse=True)[1]
+        signs, error = np.bincount(index, differences) / np.bincount(index), clustered_error(differences, days)
+    if by_task is not None:
+        error = two_way_error(by_task)
+    larger, smaller = int((signs > 0).sum()), int((signs < 0).sum())
+    p = float(binomtest(larger, larger + smaller).pvalue) if larger + smaller else math.nan
+    shown = "" if math.isnan(p) else ", p < 0.0001" if p < 1e-4 else f", p = {p:.2g}"
+    return format_with_error(round(mean, digits) + 0.0, error, digits, "+"), f"{larger} / {smaller}{shown}"  # no -0.0
 
 
 @dataclass(frozen=True)
-class Comparison(ComparisonFigures):
-    """Data, tables and figures of a comparison."""
+class Comparison(ReportData):
+    """Several runs of one experiment."""
 
-    def tables(self) -> list[Table]:
-        """Return the means, the differences to the first algorithm, and the baselines."""
-        return [self._means_table(), *self._paired_table(), *self._baseline_table()]
+    columns: ClassVar[dict[str, dict[str, Any]]] = {
+        name: {column: TYPES.get(column, pl.Float64) for column in columns.split()} for name, columns in COLUMNS.items()
+    }
+    columns["rounds"]["gradient_evaluations"] = pl.Int64  # elsewhere means
+
+    runs: pl.DataFrame  # one row per run
+    rounds: pl.DataFrame  # one row per round of a run
+    timings: pl.DataFrame  # seconds of all rounds so far, at each round with an evaluation
+    test_scores: pl.DataFrame  # one row per test task of a run, after the last round
+    baselines: pl.DataFrame  # one row per round of a baseline
+
+    @property
+    def metric(self) -> str:
+        """Score of the runs, such as accuracy or loss."""
+        return str(self.runs["metric"][0])
+
+    @property
+    def direction(self) -> str:
+        """Direction of the metric in words."""
+        return "higher is better" if self.runs["higher_is_better"][0] else "lower is better"
+
+    @property
+    def has_test_tasks(self) -> bool:
+        """Whether any of the runs was evaluated on test tasks."""
+        return bool(self.runs["test_tasks"].max())
 
     def scores(self) -> tuple[str, bool, dict[str, Score]]:
         """Return the scores of the test tasks where there are any, else the prequential ones."""
         if self.has_test_tasks:
-            kind, scores = f"{self.metric} on test tasks", self.runs.select("label", pl.col("test").alias("score"))
+            kind, scores = f"{self.metric} on test tasks", self.runs.select("label", score="test")
         else:
             kind = f"prequential {self.metric}, all rounds"
             scores = self.rounds.group_by("label", "seed", maintain_order=True).agg(pl.col("score").mean())
-        found = {}
-        for label in self.labels:
-            values = scores.filter(pl.col("label") == label)["score"].cast(pl.Float64).fill_null(np.nan)
-            found[label] = Score(*mean_and_error(values.to_numpy()))
+        by_label = {label: scores.filter(label=label)["score"].cast(pl.Float64) for label in self.labels}
+        found = {label: Score(*mean_and_error(one.fill_null(np.nan).to_numpy())) for label, one in by_label.items()}
         return f"{kind}; {self.direction}", self.direction == "higher is better", found
 
-    def _means_table(self) -> Table:
-        """Return means over seeds, with standard errors where there is more than one seed."""
-        metric, measures = self.metric, self._measures()
-        rows = []
-        for label in self.labels:
-            runs = self.runs.filter(pl.col("label") == label)
-            lr, evaluations = runs["lr"][0], float(runs["gradient_evaluations"].to_numpy().mean())
-            settings = ["auto" if lr is None else f"{lr:g}", str(runs["rounds"].min()), str(len(runs))]
-            rows.append([label, *settings, *(self._cell(label, name) for name in measures), f"{evaluations:.0f}"])
-        sentences = [
-            f"Means ± standard error over seeds{self._error_of_tasks() if self.has_test_tasks else ''}.",
-            f"Regret (lower is better) is the Euclidean bilevel local regret after the last round{self._skipped(',')}.",
-            f"The prequential {metric} ({self.direction}) is measured before a round is learned from.",
-        ]
-        if "inductive" in measures:
-            sentences.append("Inductive: each query is predicted by itself, without the statistics of the others.")
-        if self.has_test_tasks:
-            better = f"how much better the test {metric} is than that of the initial λ_1 on the same tasks"
-            sentences.append(f"Gain is {better}.")
-        sentences.append("Gradient evaluations are gradients and second-derivative products per round.")
-        names = [name.format(metric) for name in measures.values()]
-        columns = ["algorithm", "α", "rounds", "seeds", *names, "gradient evaluations"]
-        return Table("table", " ".join(sentences), columns, rows)
-
-    def _measures(self) -> dict[str, str]:
-        """Return the measures that the runs have, with their names."""
+    def tables(self) -> list[Table]:
+        """Return the means, with baselines, and the differences to the first algorithm."""
         absent = set() if self.has_test_tasks else set(TEST_MEASURES)
         if not self.test_scores["inductive"].is_finite().any():
             absent.add("inductive")
-        return {name: title for name, title in MEASURES.items() if name not in absent}
+        titles = {name: title.format(self.metric) for name, title in MEASURES.items() if name not in absent}
+        paired = {name: title for name, title in titles.items() if name in PAIRED_MEASURES}
+        return [self._means_table(titles), *([self._paired_table(paired)] if len(self.labels) > 1 else [])]
+
+    def _means_table(self, titles: dict[str, str]) -> Table:
+        """Return means over seeds, with standard errors where there is more than one seed."""
+        rows = []
+        for label in self.labels:
+            runs = self.runs.filter(label=label)
+            lr, evaluations = runs["lr"][0], float(runs["gradient_evaluations"].to_numpy().mean())
+            settings = ["auto" if lr is None else f"{lr:g}", str(runs["rounds"].min()), str(len(runs))]
+            rows.append([label, *settings, *(self._cell(label, name) for name in titles), f"{evaluations:.0f}"])
+        for baseline in self.baselines.partition_by("name", maintain_order=True):
+            seeds = baseline.sort("round").group_by("seed").agg(pl.col("score").tail(100).mean())["score"].to_numpy()
+            cells = {"prequential_last_100": format_with_error(*mean_and_error(seeds), 3)}
+            settings = ["", str(baseline["round"].max()), str(len(seeds))]
+            rows.append([baseline["name"][0], *settings, *(cells.get(name, "") for name in titles), ""])
+        caption = (
+            f"Means ± standard error over seeds; {self.metric}: {self.direction}. Regret (lower is better): Euclidean "
+            "bilevel local regret after the last round; ≥ where rounds were skipped as not finite, each of which "
+            "counts as much as the one before it. Prequential: measured before a round is learned from. Errors on test "
+            "tasks are over seeds and the tasks that they share (two-way); over seeds alone where not all runs have "
+            "scores of each task. Inductive: each query is predicted without the statistics of the others. Gain: how "
+            "much better the test score is than that of the initial λ_1 on the same tasks. Gradient evaluations: "
+            "gradients and second-derivative products per round. Below the algorithms: baselines with the same inner "
+            "solver and a λ that is not learned."
+        )
+        columns = ["algorithm", "α", "rounds", "seeds", *titles.values(), "gradient evaluations"]
+        return Table("table", caption, columns, rows)
 
     def _cell(self, label: str, name: str) -> str:
         """Return mean ± standard error of a measure; a regret of runs with skipped rounds is a lower bound."""
-        runs, scores = self.runs.filter(pl.col("label") == label), self._by_task(label, name)
-        if name in TEST_MEASURES and runs["test_tasks"].max() == 0:  # these runs were not evaluated
+        runs, scores = self.runs.filter(label=label), self._by_task(label, name)
+        values = runs[name] if name in runs.columns else pl.Series(scores.mean(1), dtype=pl.Float64)
+        if values.is_empty() or (name in TEST_MEASURES and runs["test_tasks"].max() == 0):
             return ""
-        if name not in runs.columns and scores is None:
-            return ""
-        values = runs[name] if name in runs.columns else pl.Series(scores.mean(1))  # type: ignore[union-attr]
         if values.null_count() or not values.is_finite().all():
             return "not finite"
         mean, error = mean_and_error(values.to_numpy())
         bound = "≥ " if name == "regret" and runs["skipped"].sum() else ""
-        return bound + format_with_error(mean, error if scores is None else two_way_error(scores), self._digits(name))
+        return bound + format_with_error(mean, two_way_error(scores) if scores.size else error, self._digits(name))
 
-    def _by_task(self, label: str, name: str) -> np.ndarray | None:
-        """Return ``[seeds, tasks]`` of a measure, seeds in order; None where not every run has scores of its tasks."""
-        if name not in TEST_MEASURES:
-            return None
-        runs = self.runs.filter(pl.col("label") == label)
-        tasks = self.test_scores.filter(pl.col("label") == label).sort("seed", "task")
+    def _by_task(self, label: str, name: str) -> np.ndarray:
+        """Return ``[seeds, tasks]`` of a measure, seeds in order; empty where not every run has scores of its tasks."""
+        runs = self.runs.filter(label=label)
+        tasks = self.test_scores.filter(label=label).sort("seed", "task")
+        if name not in TEST_MEASURES or len(tasks) != runs["test_tasks"].sum() or runs["test_tasks"].n_unique() != 1:
+            return np.empty((0, 0))
         better = 1 if runs["higher_is_better"][0] else -1
         gain = better * (pl.col("test") - pl.col("initial"))
         values = tasks.select(gain if name == "gain" else pl.col(name)).to_series()
-        if len(values) != runs["test_tasks"].sum() or values.null_count() or runs["test_tasks"].n_unique() != 1:
-            return None
-        return values.to_numpy().reshape(len(runs), -1)
-
-    def _error_of_tasks(self) -> str:
-        count = max(self.runs["test_tasks"].to_list())
-        if all(self._by_task(label, "test") is not None for label in self.labels):
-            return f"; of test {self.metric} and gain over seeds and the {count} test tasks that they share (two-way)"
-        return (
-            f", without that of the {count} test tasks that they share, because not all runs have scores of each task"
-        )
-
-    def _skipped(self, begin: str) -> str:
-        if not self.runs["skipped"].sum():
-            return ""
-        return f"{begin} ≥ where rounds were skipped as not finite, each of which counts as much as the one before it"
-
-    def _paired_table(self) -> list[Table]:
-        """Return the differences to the first algorithm, seed by seed."""
-        first, *others = self.labels
-        if not others:
-            return []
-        measures = {name: title for name, title in self._measures().items() if name in PAIRED_MEASURES}
-        rows = []
-        for label in others:
-            mine, theirs = (self.runs.filter(pl.col("label") == one) for one in (first, label))
-            pairs = mine.join(theirs, on=["seed", "rounds"])
-            cells = [label, str(len(pairs))]
-            for name in measures:
-                known = pairs.drop_nulls([name, f"{name}_right"])
-                cells += self._paired_cells(first, label, name, known) if len(known) else ("", "")
-            rows.append(cells)
-        columns = [c for title in measures.values() for c in (title.format(self.metric), "larger / smaller")]
-        shared = self._error_of_tasks() if self.has_test_tasks else ""
-        caption = (
-            f"Each algorithm minus {first} on the same seeds: mean difference ± its standard error over seeds{shared}; "
-            "in how many seeds it is larger and smaller; p of the two-sided sign test, which needs 6 seeds to come "
-            f"below 0.05. Runs of different lengths are not paired.{self._skipped(' Regrets are')}"
-        )
-        return [Table("paired", caption, ["algorithm", "pairs", *columns], rows)]
-
-    def _paired_cells(self, first: str, second: str, name: str, pairs: pl.DataFrame) -> tuple[str, str]:
-        """Return the cells of one measure; with the two-way error where both have scores of the same tasks."""
-        paired = compare_pairs(pairs[name].to_numpy(), pairs[f"{name}_right"].to_numpy())
-        mine, theirs = (self._by_task(label, name) for label in (first, second))
-        if mine is not None and theirs is not None and mine.shape == theirs.shape and paired.pairs == len(mine):
-            paired = paired._replace(error=two_way_error(theirs - mine))
-        return paired.cells(self._digits(name))
-
-    def _baseline_table(self) -> list[Table]:
-        """Return the prequential scores of algorithms and baselines, over all rounds and over the last 100."""
-        if self.baselines.is_empty():
-            return []
-        learned = self.rounds.select(pl.col("label").alias("name"), "seed", "round", "score")
-        rows = []
-        for frame in (learned, self.baselines):
-            for (name,), part in frame.partition_by("name", as_dict=True, maintain_order=True).items():
-                seeds = [one["score"].to_numpy() for one in part.sort("round").partition_by("seed")]
-                means = [np.array([scores[-last:].mean() for scores in seeds]) for last in (len(part), 100)]
-                rows.append([str(name), str(len(seeds)), *(format_with_error(*mean_and_error(m), 4) for m in means)])
-        caption = (
-            f"Prequential {self.metric} ({self.direction}), of each round before it is learned from: the algorithms, "
-            "and baselines with the same inner solver and a λ that is not learned. Mean ± standard error over seeds."
-        )
-        return [Table("baselines_table", caption, ["algorithm or baseline", "seeds", "all rounds", "last 100"], rows)]
+        return np.empty((0, 0)) if values.null_count() else values.to_numpy().reshape(len(runs), -1)
 
     def _digits(self, name: str) -> int:
         """Return decimals: three for scores; for regrets as many as the smallest one needs to show three digits."""
@@ -235,90 +194,164 @@ class Comparison(ComparisonFigures):
         smallest = float(known.filter(known > 0).to_numpy().min(initial=1.0))
         return 1 if smallest >= 1 else 2 - math.floor(math.log10(smallest))
 
+    def _paired_table(self, titles: dict[str, str]) -> Table:
+        """Return the differences to the first algorithm, seed by seed."""
+        first, *others = self.labels
+        rows = []
+        for label in others:
+            mine, theirs = (self.runs.filter(label=one) for one in (first, label))
+            pairs = mine.join(theirs, on=["seed", "rounds"])
+            row = [label, str(len(pairs))]
+            for name in titles:
+                known = pairs.drop_nulls([name, f"{name}_right"])
+                before, after = self._by_task(first, name), self._by_task(label, name)
+                same = before.size and before.shape == after.shape and len(known) == len(after)
+                values = known[name].to_numpy(), known[f"{name}_right"].to_numpy()
+                cells = compare_pairs(*values, self._digits(name), by_task=after - before if same else None)
+                row += cells if len(known) else ("", "")
+            rows.append(row)
+        caption = (
+            f"Each algorithm minus {first} on the same seeds: mean difference ± its standard error (as in the table of "
+            "means); in how many seeds it is larger and smaller; p of the two-sided sign test, which needs 6 seeds to "
+            "come below 0.05. Runs of different lengths are not paired."
+        )
+        columns = [column for title in titles.values() for column in (title, "larger / smaller")]
+        return Table("paired", caption, ["algorithm", "pairs", *columns], rows)
+
+    def figures(self, title: str) -> list[ReportFigure]:
+        """Return the figures; that of test tasks where there are any."""
+        tests = [self._draw_tests(title)] if self.has_test_tasks else []
+        return [self._draw_regret(title), self._draw_prequential(title), *tests]
+
+    def _draw_regret(self, title: str) -> ReportFigure:
+        figure, (axes,) = new_figure(3.7)
+        curves = {label: self._by_seed(label, "regret") for label in self.labels}
+        _draw_curves(axes, curves)
+        ends = [float(values.mean(axis=0)[-1]) for values in curves.values()]
+        if min(ends) > 0 and max(ends) > 20 * min(ends):
+            axes.set_yscale("log")
+        axes.set(xlabel="round t", ylabel="cumulative bilevel local regret\n(lower is better)")
+        caption = "Euclidean bilevel local regret so far: mean over seeds, band: ± standard error over seeds."
+        return finish_figure(figure, "regret", caption, title)
+
+    def _draw_prequential(self, title: str) -> ReportFigure:
+        """Draw running means of the prequential score, and in grey those of the best baselines."""
+        scores = {label: self._by_seed(label, "score") for label in self.labels}
+        lengths = [values.shape[1] for values in scores.values()]
+        width = max(1, min(50, max(lengths) // 4, min(lengths) // 2))
+        figure, (axes,) = new_figure(3.7)
+        _draw_curves(axes, {label: _smooth(values, width) for label, values in scores.items()}, first_round=width)
+        sign = -1 if self.direction == "higher is better" else 1
+        means = self.baselines.group_by("name", "round", maintain_order=True).agg(pl.col("score").mean())
+        baselines = means.sort("round").partition_by("name", maintain_order=True)
+        best = sorted(baselines, key=lambda one: sign * one["score"].mean())  # type: ignore[operator]
+        for one, style in zip(best, LINE_STYLES, strict=False):
+            x, y, label = np.arange(width, len(one) + 1), _smooth(one["score"].to_numpy(), width), one["name"][0]
+            axes.plot(x, y, linestyle=style, color="#888888", linewidth=1, label=escape_mathtext(label))
+        levels = [float(np.nanmean(line.get_ydata())) for line in axes.get_lines()]  # type: ignore[arg-type]
+        if best and sign > 0 and min(levels) > 0 and max(levels) > 4 * min(levels):
+            axes.set_yscale("log")  # a baseline without a model is far away
+        quantity = f"prequential {escape_mathtext(self.metric)}\nmean of {width} rounds ({self.direction})"
+        axes.set(xlabel="round t", ylabel=quantity)
+        caption = (
+            f"Prequential {self.metric} ({self.direction}): each round is evaluated before it is learned from. Mean "
+            f"over the last {width} rounds and over seeds, band: ± standard error over seeds. Grey: the best baselines."
+        )
+        return finish_figure(figure, f"prequential_{self.metric}", caption, title)
+
+    def _draw_tests(self, title: str) -> ReportFigure:
+        """Draw the test score against rounds, gradient evaluations, and seconds where they are known."""
+        spent = self.rounds.with_columns(pl.col("gradient_evaluations").cum_sum().over("label", "seed"))
+        spent = spent.join(self.timings, on=["label", "seed", "round"], how="left").drop_nulls("test")
+        error = pl.col("test").std() / pl.len().sqrt()
+        means = spent.group_by("label", "round").agg(pl.col("test", *COMPUTE).mean(), error=error).sort("round")
+        known = {name: quantity for name, quantity in COMPUTE.items() if means[name].is_not_null().any()}
+        figure, panels = new_figure(1.2 + 2.5 * (1 + len(known)), rows=1 + len(known))
+        initial = self.runs["initial_test"].mean()
+        for axes, (name, quantity) in zip(panels, {"round": "round t", **known}.items(), strict=True):
+            for label in self.labels:
+                one, look = means.filter(label=label), line_style(self.labels, label)
+                axes.errorbar(one[name], one["test"], yerr=one["error"].fill_null(np.nan), capsize=2, **look)
+            if initial is not None:
+                axes.axhline(float(initial), color="#888888", linestyle=":", label="initial λ_1")  # type: ignore[arg-type]
+            axes.set(
+                xlabel=quantity,
+                ylabel=f"test {escape_mathtext(self.metric)}",
+                xscale="log" if name in known else "linear",
+            )
+        caption = (
+            f"Test {self.metric} ({self.direction}) on the same tasks for all, adapted to from λ_t, against rounds and "
+            "compute (seconds on this machine). Mean over seeds and tasks, bars: ± standard error over seeds alone, "
+            "without that of the shared tasks. Dotted: the initial λ_1, mean over all runs."
+        )
+        return finish_figure(figure, f"test_{self.metric}", caption, title)
+
+    def _by_seed(self, label: str, column: str) -> np.ndarray:
+        """Return a column of rounds as ``[seeds, rounds]``."""
+        seeds = self.rounds.filter(label=label).partition_by("seed", maintain_order=True)
+        return np.stack([seed[column].to_numpy() for seed in seeds])
+
+
+def _smooth(values: np.ndarray, width: int) -> np.ndarray:
+    return np.apply_along_axis(np.convolve, -1, values, np.ones(width) / width, "valid")
+
+
+def _draw_curves(axes: Axes, curves: dict[str, np.ndarray], first_round: int = 1) -> None:
+    """Draw the mean of ``[seeds, rounds]`` of each label, and its standard error as a band."""
+    for label, values in curves.items():
+        look = line_style(list(curves), label)
+        mean, rounds = values.mean(axis=0), np.arange(first_round, first_round + values.shape[1])
+        axes.plot(rounds, mean, **look, markevery=0.12)
+        if len(values) > 1:
+            error = standard_error(values).numpy()
+            axes.fill_between(rounds, mean - error, mean + error, color=look["color"], alpha=0.2, linewidth=0)
+
 
 def read_comparison(runs: Sequence[Run]) -> Comparison:
     """Return the data of labelled runs."""
     order = sorted_labels(sorted({run.label for run in runs}))
     runs = sorted(runs, key=lambda run: (order.index(run.label), run.summary["seed"]))
-    first_seeds = [next(run for run in runs if run.label == label) for label in order]
-    parts = {
-        "runs": map(_run_row, runs),
-        "rounds": map(_rounds, runs),
-        "timings": map(_timings, runs),
-        "test_scores": map(_test_scores, runs),
-        "baselines": _baselines(runs),
-        "weights": map(_weights, first_seeds),
-    }
-    frames = {}
-    for name, columns in Comparison.columns.items():
-        typed = [part.select(pl.col(column).cast(kind) for column, kind in columns.items()) for part in parts[name]]
-        frames[name] = pl.concat([pl.DataFrame(schema=columns), *typed])
-    return Comparison(**frames)
+    frames = {name: [pl.DataFrame(schema=columns)] for name, columns in Comparison.columns.items()}
+    seeds = set()
+    for run in runs:
+        found = _read_frames(run)
+        if run.summary["seed"] in seeds:
+            found.pop("baselines", None)  # they do not depend on the algorithm
+        seeds.add(run.summary["seed"])
+        for name, frame in found.items():
+            labelled = frame.with_columns(label=pl.lit(run.label), seed=pl.lit(run.summary["seed"], pl.Int64))
+            columns = Comparison.columns[name].items()
+            frames[name].append(labelled.select(pl.col(column).cast(kind) for column, kind in columns))
+    return Comparison(**{name: pl.concat(parts) for name, parts in frames.items()})
 
 
-def _labelled(run: Run, frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.with_columns(label=pl.lit(run.label), seed=pl.lit(run.summary["seed"], pl.Int64))
-
-
-def _run_row(run: Run) -> pl.DataFrame:
-    summary, metrics = run.summary, run.metrics
-    metric, lr = summary["metric"], run.config["algorithm"].get("lr")
-    names = ("algorithm", "rounds", "metric", "test_tasks", "skipped", "gain", "gain_se", "higher_is_better")
+def _read_frames(run: Run) -> dict[str, pl.DataFrame]:
+    """Return the frames of one run, without labels; some files are there only where runs have what they hold."""
+    summary, directory, lr = run.summary, run.directory, run.config["algorithm"].get("lr")
+    metric = summary["metric"]
+    names = {"score": metric, "test": f"test_{metric}", "test_se": f"test_{metric}_se", "regret": "regret/euclidean"}
+    evaluations = pl.col("gradients") + pl.col("products")
+    rounds = run.metrics.with_columns(**names, gradient_evaluations=evaluations)
     row = {
-        **{name: summary[name] for name in names},
+        **summary,
         "lr": lr if isinstance(lr, (int, float)) else None,  # auto, or one for each parameter group
         "initial_test": summary[f"initial_test_{metric}"],
         "test": summary[f"test_{metric}"],
         "test_se": summary[f"test_{metric}_se"],
-        "prequential_last_100": metrics[metric].tail(100).mean(),
-        "regret": metrics["regret/euclidean"][-1],
-        "gradient_evaluations": run.gradient_evaluations.mean(),
+        "prequential_last_100": rounds["score"].tail(100).mean(),
+        "regret": rounds["regret"][-1],
+        "gradient_evaluations": rounds["gradient_evaluations"].mean(),
     }
-    return _labelled(run, pl.DataFrame([row]))
-
-
-def _rounds(run: Run) -> pl.DataFrame:
-    metric = run.summary["metric"]
-    names = {"score": metric, "test": f"test_{metric}", "test_se": f"test_{metric}_se", "regret": "regret/euclidean"}
-    columns = [run.metrics[old].alias(new) for new, old in names.items()]
-    return _labelled(run, run.metrics.with_columns(*columns, gradient_evaluations=run.gradient_evaluations))
-
-
-def _timings(run: Run) -> pl.DataFrame:
-    """Return seconds so far; no rows where timings.csv is damaged, because no result depends on it."""
-    try:
-        seconds = read_rounds(run.directory.timings).with_columns(pl.col("seconds").cum_sum())
-        evaluated = run.metrics[f"test_{run.summary['metric']}"].is_not_null()
-        return _labelled(run, seconds.filter(evaluated))
-    except DAMAGE:
-        return pl.DataFrame(schema=Comparison.columns["timings"])
-
-
-def _test_scores(run: Run) -> pl.DataFrame:
-    metric = run.summary["metric"]
-    try:
-        scores = pl.read_csv(run.directory.test_scores)
+    one_run = pl.DataFrame({name: [row[name]] for name in Comparison.columns["runs"] if name in row})
+    frames = {"runs": one_run, "rounds": rounds}
+    with contextlib.suppress(*DAMAGE):  # no result depends on timings.csv
+        seconds = read_rounds(directory.timings).with_columns(pl.col("seconds").cum_sum())
+        frames["timings"] = seconds.filter(rounds["test"].is_not_null())
+    if directory.test_scores.is_file():
+        scores = pl.read_csv(directory.test_scores)
         inductive = scores["inductive_accuracy"] if "inductive_accuracy" in scores.columns else pl.lit(None)
-        return _labelled(run, scores.with_columns(initial=f"initial_{metric}", test=metric, inductive=inductive))
-    except DAMAGE:  # a run without test tasks has no such file
-        return pl.DataFrame(schema=Comparison.columns["test_scores"])
-
-
-def _baselines(runs: Sequence[Run]) -> list[pl.DataFrame]:
-    """Return the baselines of each seed once, from the first algorithm: they do not depend on the outer rule."""
-    found: dict[int, pl.DataFrame] = {}
-    for run in runs:
-        seed = run.summary["seed"]
-        if seed not in found and run.directory.baselines.is_file():
-            wide = unescape_table(pl.read_csv(run.directory.baselines))
-            found[seed] = _labelled(run, wide.unpivot(index="round", variable_name="name", value_name="score"))
-    return [found[seed] for seed in sorted(found)]
-
-
-def _weights(run: Run) -> pl.DataFrame:
-    try:
-        outer = unescape_table(read_rounds(run.directory.outer))
-        kept = outer.gather_every(-(-len(outer) // MOMENTS))
-        return _labelled(run, kept.unpivot(index="round", variable_name="name", value_name="value"))
-    except DAMAGE:  # there is no such file where the coordinates of λ have no names
-        return pl.DataFrame(schema=Comparison.columns["weights"])
+        frames["test_scores"] = scores.with_columns(initial=f"initial_{metric}", test=metric, inductive=inductive)
+    if directory.baselines.is_file():
+        wide = unescape_table(pl.read_csv(directory.baselines))
+        frames["baselines"] = wide.unpivot(index="round", variable_name="name", value_name="score")
+    return frames

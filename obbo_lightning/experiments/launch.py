@@ -1,7 +1,4 @@
-"""Run a grid: by a few warm processes of this machine, or as the jobs of a Slurm array.
-
-``python -m obbo_lightning.experiments.launch FD`` is one of those processes; FD is the file descriptor of its requests.
-"""
+"""Run a grid: by a few warm processes of this machine (each is this module as a script), or as a Slurm array."""
 
 import contextlib
 import ctypes
@@ -21,7 +18,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -39,23 +36,16 @@ LOOK_EVERY = 0.5  # seconds between two updates of the progress bar
 LOOK_AT_QUEUE = 10.0  # seconds between two calls of squeue, which serves all users
 
 
-class Failure(NamedTuple):
-    """A run that did not finish."""
+class GridError(Exception):
+    """A signal or failed runs stopped a grid; the same command continues it."""
 
-    run: str
-    reason: str
-
-
-class Interrupted(Exception):
-    """A signal stopped a grid."""
-
-    def __init__(self, signum: int, consequence: str) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}; {consequence}")
-        self.exit_code = 128 + signum
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
 
 
-def run_all(planned: Sequence[PlannedRun], root: Path, launcher: "Launcher", console: Console) -> list[Failure]:
-    """Execute all runs that are not finished, in directories below ``root``; returns those that failed."""
+def run_all(planned: Sequence[PlannedRun], root: Path, launcher: "Launcher", console: Console) -> dict[str, str]:
+    """Execute all runs that are not finished, in directories below ``root``; returns why some failed, by name."""
     runs = prepare(planned, root)
     rounds = [run.config["rounds"] for run in planned]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -71,18 +61,18 @@ def run_all(planned: Sequence[PlannedRun], root: Path, launcher: "Launcher", con
             progress.update(bar, **_progress(runs, rounds))
     except Stopped as stop:
         signals.restore()  # a second signal ends this process at once
-        raise Interrupted(stop.signum, launcher.stop()) from None
+        name = signal.Signals(stop.signum).name
+        raise GridError(f"stopped by {name}; {launcher.stop()}", 128 + stop.signum) from None
     finally:
         signals.restore()
-    return [Failure(run.path.name, launcher.reason(run)) for run in runs if not run.finished]
+    return {run.path.name: launcher.reason(run) for run in runs if not run.finished}
 
 
 def describe_plan(planned: Sequence[PlannedRun], root: Path) -> list[str]:
     """Return which runs would be executed, one line per run, and their rounds in all."""
-    waiting = [run for run in planned if not RunDirectory(root / run.name).finished]
-    lines = [f"{n}: {config['rounds']} rounds" if (n, config) in waiting else f"{n}: finished" for n, config in planned]
-    rounds = sum(run.config["rounds"] for run in waiting)
-    return [*lines, f"{len(waiting)} of {len(planned)} runs to execute, {rounds:,} rounds"]
+    waiting = {name: config["rounds"] for name, config in planned if not RunDirectory(root / name).finished}
+    lines = [f"{name}: {waiting[name]} rounds" if name in waiting else f"{name}: finished" for name, _ in planned]
+    return [*lines, f"{len(waiting)} of {len(planned)} runs to execute, {sum(waiting.values()):,} rounds"]
 
 
 def prepare(planned: Sequence[PlannedRun], root: Path) -> list[RunDirectory]:
@@ -104,19 +94,12 @@ def prepare(planned: Sequence[PlannedRun], root: Path) -> list[RunDirectory]:
 
 
 def _progress(runs: Sequence[RunDirectory], rounds: Sequence[int]) -> dict[str, Any]:
-    done = 0
-    for run, planned in zip(runs, rounds, strict=True):
-        lines = run.timings.read_bytes().count(b"\n") if run.timings.is_file() else 1  # the first is the header
-        done += planned if run.finished else max(0, lines - 1)
-    return {"completed": done, "description": f"{sum(run.finished for run in runs)} of {len(runs)} runs, rounds"}
+    lines = [len(_read(run.timings).splitlines()) - 1 for run in runs]  # the first is the header
+    done = [n if run.finished else max(0, line) for run, n, line in zip(runs, rounds, lines, strict=True)]
+    return {"completed": sum(done), "description": f"{sum(run.finished for run in runs)} of {len(runs)} runs, rounds"}
 
 
 def _last_line(text: str) -> str:
-    r"""Return the last line that is not blank.
-
-    >>> _last_line("round 3\nstopped\n\n"), _last_line("")
-    ('stopped', 'it printed nothing')
-    """
     return next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
 
 
@@ -125,47 +108,65 @@ def _read(file: Path) -> str:
 
 
 class LocalLauncher:
-    """Warm processes that share the cores of this machine; they wait for further runs until `stop`.
-
-    A process that dies fails its run only.
-
-    Args:
-        jobs: number of processes.
-    """
+    """``jobs`` warm processes that share the cores of this machine until `stop`; one that dies fails its run only."""
 
     def __init__(self, jobs: int) -> None:
-        self._jobs, self._threads = jobs, share_of_cores(jobs)
-        self._busy: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self._jobs, self._threads = jobs, str(share_of_cores(jobs))
+        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+        self._running: dict[Connection, RunDirectory] = {}
+        self._idle: list[Connection] = []
         self._deaths: dict[RunDirectory, str] = {}
 
     def execute(self, runs: Sequence[RunDirectory]) -> Iterator[None]:
         """Execute runs, of which none is finished; yields about twice a second until all have ended."""
         waiting = deque(runs)
-        while waiting or self._busy:
-            while waiting and len(self._busy) < self._jobs:
-                worker = self._idle.pop() if self._idle else _Worker(self._threads, waiting[0])
-                worker.start(waiting.popleft())
-                self._busy.append(worker)
+        while waiting or self._running:
+            while waiting and len(self._running) < self._jobs:
+                run = waiting.popleft()
+                connection = self._idle.pop() if self._idle else self._start_process(run)
+                self._running[connection] = run
+                with contextlib.suppress(OSError):  # it has died, which is found out below
+                    connection.send(str(run.path.absolute()))
             yield
-            answered = wait([worker.connection for worker in self._busy], LOOK_EVERY)
-            for worker in [worker for worker in self._busy if worker.connection in answered]:
-                self._busy.remove(worker)
-                worker.finish()
-                if worker.alive:
-                    self._idle.append(worker)
-                else:
-                    self._deaths[worker.run] = worker.end()
+            for connection in [one for one in wait(list(self._running), LOOK_EVERY) if isinstance(one, Connection)]:
+                run = self._running.pop(connection)
+                if _exit_code(connection) < 128:
+                    self._idle.append(connection)
+                else:  # a signal that ends a run ends its process, too
+                    code = self._processes.pop(connection).wait()
+                    connection.close()
+                    self._deaths[run] = f"its process was killed by {signal.Signals(-code).name}" if code < 0 else ""
+
+    def _start_process(self, run: RunDirectory) -> Connection:
+        """Start a process, which prints into the log of its first run until it has started.
+
+        Not a `multiprocessing.Process`: the number of threads, the log and the session must be set when it starts,
+        before torch is imported and before a Ctrl-C can reach it.
+        """
+        connection, other = Pipe()
+        with (run.path / LOG).open("ab") as log:
+            self._processes[connection] = subprocess.Popen(  # noqa: S603 no word is a user's
+                [sys.executable, "-u", "-m", "obbo_lightning.experiments.launch", str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[other.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": self._threads, "MKL_NUM_THREADS": self._threads},
+                start_new_session=True,  # a Ctrl-C reaches it through its parent only
+            )
+        other.close()
+        return connection
 
     def stop(self) -> str:
         """Stop all processes, runs after their round and a checkpoint; returns what becomes of the runs."""
-        for worker in self._busy:
-            worker.process.send_signal(signal.SIGTERM)
-        for worker in self._busy:
-            worker.finish()  # before its connection is closed, which is a second signal: stop at once
-        for worker in (*self._busy, *self._idle):
-            worker.end()
-        self._busy, self._idle = [], []
+        for connection in self._running:
+            self._processes[connection].send_signal(signal.SIGTERM)
+        for connection in self._running:
+            _exit_code(connection)  # before it is closed, which is a second signal: stop at once
+        for connection, process in self._processes.items():
+            connection.close()
+            process.wait()
+        self._processes, self._running, self._idle = {}, {}, []
         return "the same command continues"
 
     def reason(self, run: RunDirectory) -> str:
@@ -173,53 +174,26 @@ class LocalLauncher:
         return "; ".join(filter(None, (_last_line(_read(run.path / LOG)), self._deaths.get(run))))
 
 
-class _Worker:
-    """A process that executes one run after the other; it prints into the log of its first run until it has started.
-
-    Not `multiprocessing.Process`: the number of threads, the log and the session must be set when the process starts,
-    before torch is imported and before a Ctrl-C can reach it.
-    """
-
-    def __init__(self, threads: int, run: RunDirectory) -> None:
-        self.connection, other = Pipe()
-        self.run, self.alive = run, True
-        with (run.path / LOG).open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 no word is a user's
-                [sys.executable, "-u", "-m", "obbo_lightning.experiments.launch", str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[other.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
-                start_new_session=True,  # a Ctrl-C reaches it through its parent only
-            )
-        other.close()
-
-    def start(self, run: RunDirectory) -> None:
-        self.run = run
-        with contextlib.suppress(OSError):  # it has died, which `finish` finds out
-            self.connection.send(str(run.path.absolute()))
-
-    def finish(self) -> None:
-        """Wait for the end of its run; a signal that ends a run ends its process."""
-        try:
-            self.alive = self.connection.recv() < 128
-        except (EOFError, OSError):
-            self.alive = False
-
-    def end(self) -> str:
-        """Let the process end; returns the signal that killed it during its run, if one did."""
-        if self.alive:
-            self.connection.close()
-        code = self.process.wait()
-        self.connection.close()
-        return f"its process was killed by {signal.Signals(-code).name}" if code < 0 and not self.alive else ""
+def _exit_code(connection: Connection) -> int:
+    """Wait for the end of a run; returns its exit code, 255 where its process has died."""
+    try:
+        return int(connection.recv())
+    except (EOFError, OSError):
+        return 255
 
 
 def serve(connection: Connection) -> int:
     """Execute the runs whose directories arrive, until the connection is closed or a signal has stopped a run."""
     directories: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, directories), daemon=True).start()
+
+    def receive() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                directories.put(connection.recv())
+        directories.put("")  # the parent is gone
+        os.kill(os.getpid(), signal.SIGTERM)  # stops the present run, so that it is saved
+
+    threading.Thread(target=receive, daemon=True).start()
     while directory := directories.get():
         code = execute_run(Path(directory))
         with contextlib.suppress(OSError):
@@ -229,18 +203,8 @@ def serve(connection: Connection) -> int:
     return 0
 
 
-def _receive(connection: Connection, directories: "SimpleQueue[str]") -> None:
-    """Pass on requests; when the parent is gone, stop the present run, so that it is saved."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            directories.put(connection.recv())
-    directories.put("")
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def execute_run(directory: Path) -> int:
     """Start or resume a run; returns its exit code. What this process prints from now on is appended to its log."""
-    _flush()
     with (directory / LOG).open("ab") as log:
         os.dup2(log.fileno(), 1)  # file descriptors, because C code prints, too
         os.dup2(log.fileno(), 2)
@@ -258,13 +222,9 @@ def execute_run(directory: Path) -> int:
         traceback.print_exc()
         return 1
     finally:
-        _flush()
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)  # buffers of C code
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)  # buffers of C code
 
 
 # After the user's own lines. A run whose time is up gets SIGUSR1, saves a checkpoint and ends with 128 + 10.
@@ -285,17 +245,12 @@ exit $code
 class SlurmLauncher:
     """Jobs of an array, one per run; a run whose job is still in the queue is waited for, not submitted again.
 
-    Args:
-        header: a shell script with the ``#SBATCH`` lines of a job, and what must be executed before its run.
-        folder: of the script and Slurm's logs; the nodes must see it.
-        jobs: number of runs at a time; None: as many as Slurm allows.
+    ``header`` is a shell script with the ``#SBATCH`` lines of a job, and what must be executed before its run; the
+    nodes must see ``folder``, which has the script and Slurm's logs; ``jobs`` limits the runs at a time.
     """
 
     def __init__(self, header: Path, folder: Path, jobs: int | None = None) -> None:
-        try:
-            self._header = header.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"--slurm must be a shell script that can be read, got {str(header)!r}: {error}") from None
+        self._header = _read(header)
         if not self._header.startswith("#!"):
             raise ValueError(f"--slurm must be a shell script that begins with #!, got {str(header)!r}")
         missing = [command for command in ("sbatch", "squeue") if shutil.which(command) is None]
@@ -349,8 +304,7 @@ class SlurmLauncher:
         answer = _ask("sbatch", "--parsable", *options, str(script))
         if answer.returncode:
             raise ValueError(f"Slurm refused: {' '.join(answer.stderr.split())}")
-        array = answer.stdout.strip().partition(";")[0]
-        jobs = {run: f"{array}_{i}" for i, run in enumerate(runs)}
+        jobs = {run: f"{answer.stdout.strip().partition(';')[0]}_{i}" for i, run in enumerate(runs)}
         for run, job in jobs.items():
             write_atomically(run.path / SLURM_JOB, f"{job}\n")
         return jobs

@@ -1,9 +1,9 @@
 """Finished runs on disk: find and read them, leave out what cannot be compared, and label them."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mode
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -16,122 +16,75 @@ from obbo_lightning.runs.provenance import require_intact
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.streams.stream import Stream
 
-REQUIRED_KEYS = ("algorithm", "data", "seed", "rounds", "regret_window", "evaluation")
-# Of metrics.csv, beside those of the metric.
-REQUIRED_COLUMNS = ("regret/euclidean", "hypergradient_norm", "residual", "gradients", "products")
 STUDY = "study.journal"  # Optuna's storage; the runs beside it are trials, which reports leave out
 DAMAGE = (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError)
 
 
 class Run(NamedTuple):
-    """A finished run.
-
-    Attributes:
-        directory: where it is.
-        config: its complete configuration.
-        summary: content of summary.json.
-        metrics: one row per round.
-        stream: class of its data, which knows in what runs may differ and still be compared.
-        label: what tables and legends call it; runs that differ in their seed only share it.
-    """
+    """A finished run."""
 
     directory: RunDirectory
     config: Config
     summary: dict[str, Any]
-    metrics: pl.DataFrame
-    stream: type[Stream]
-    label: str = ""
-
-    @property
-    def gradient_evaluations(self) -> pl.Series:
-        """Number of gradients and second-derivative products in each round."""
-        return self.metrics["gradients"] + self.metrics["products"]
+    metrics: pl.DataFrame  # one row per round
+    stream: type[Stream]  # knows in what runs may differ and still be compared
+    label: str = ""  # in tables and legends; runs that differ in their seed only share it
 
 
-class LeftOut(NamedTuple):
-    """A run that is not in a report."""
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path} is left out: {self.reason}"
-
-
-def find_finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
-    """Return the finished runs below ``paths`` that can be compared with most of the others, and those left out."""
+def find_finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Return the finished runs below ``paths`` that can be compared with most of the others, and why not the rest."""
     found, left_out = [], []
-    for directory in _run_directories(paths):
-        try:
-            found.append(read_run(directory))
-        except UntrustedError:
-            raise
-        except ValueError as refusal:
-            left_out.append(LeftOut(directory.path, str(refusal)))
-    if not found:
-        why = f": {left_out[0].path} {left_out[0].reason}" if left_out else ""
-        raise ValueError(f"report needs finished runs, and found none in {', '.join(map(str, paths))}{why}")
-    experiments = [json.dumps(_experiment(run), sort_keys=True, default=str) for run in found]
-    usual = Counter(experiments).most_common(1)[0][0]
-    first = found[experiments.index(usual)]
-    comparable = []
-    for run, experiment in zip(found, experiments, strict=True):
-        if experiment == usual:
-            comparable.append(run)
-            continue
-        mine, theirs = _experiment(run), _experiment(first)
-        keys = ", ".join(key for key in mine if mine[key] != theirs[key])
-        reason = f"it is of another experiment, with another {keys} than {first.directory.path}"
-        left_out.append(LeftOut(run.directory.path, reason))
-    return comparable, left_out
-
-
-def _run_directories(paths: Sequence[Path]) -> Iterator[RunDirectory]:
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"report needs directories, got {str(path)!r}")
         for config in sorted(path.rglob("config.yaml")):
-            if not (config.parents[1] / STUDY).is_file():
-                yield RunDirectory(config.parent)
+            if (config.parents[1] / STUDY).is_file():
+                continue
+            try:
+                found.append(read_run(RunDirectory(config.parent)))
+            except UntrustedError:
+                raise
+            except ValueError as refusal:
+                left_out.append(f"{config.parent} is left out: {refusal}")
+    if not found:
+        why = f": {left_out[0]}" if left_out else ""
+        raise ValueError(f"report needs finished runs, and found none in {', '.join(map(str, paths))}{why}")
+    experiments = [_experiment(run) for run in found]
+    usual = max(experiments, key=experiments.count)
+    first = found[experiments.index(usual)].directory.path
+    comparable = []
+    for run, experiment in zip(found, experiments, strict=True):
+        keys = ", ".join(key for key in usual if experiment[key] != usual[key])
+        if keys:
+            reason = f"it is of another experiment, with another {keys} than {first}"
+            left_out.append(f"{run.directory.path} is left out: {reason}")
+        else:
+            comparable.append(run)
+    return comparable, left_out
 
 
 def read_run(directory: RunDirectory) -> Run:
     """Return a finished run; refuse one that is damaged or not finished, in one line."""
-    try:
-        config = read_config(directory)
-    except ValueError:
-        raise ValueError("its config.yaml cannot be read") from None
-    for key in REQUIRED_KEYS:
-        if key not in config:
-            raise ValueError(f"its config.yaml has no {key}")
     if not directory.finished:
         raise ValueError("it is not finished")
     try:
-        summary = json.loads(directory.summary.read_text())
+        config, summary = read_config(directory), json.loads(directory.summary.read_text())
         require_intact(directory)
         metrics = read_rounds(directory.metrics)
-        rounds, metric = summary["rounds"], summary["metric"]
-        if metrics["round"].to_list() != list(range(1, rounds + 1)):
-            raise ValueError(f"metrics.csv must have the rounds 1 to {rounds}, got {len(metrics)} rows")
-        metrics.select(metric, f"test_{metric}", f"test_{metric}_se", *REQUIRED_COLUMNS)
     except DAMAGE as damage:
         raise ValueError(describe_damage(damage)) from None
-    return Run(directory, config, summary, metrics, _stream_class(config["data"]["name"]))
+    try:
+        stream = find_component("data", config["data"]["name"])
+    except UntrustedError:
+        raise
+    except ValueError:  # data that cannot be loaded any more
+        stream = Stream
+    return Run(directory, config, summary, metrics, stream)
 
 
 def describe_damage(damage: BaseException) -> str:
     """Return an error of reading a run in one line."""
     return f"it is damaged: {type(damage).__name__} {' '.join(str(damage).split())}"
-
-
-def _stream_class(name: str) -> type[Stream]:
-    """Return the class of a run's data; the base class for data that cannot be loaded any more."""
-    try:
-        return find_component("data", name)
-    except UntrustedError:
-        raise
-    except ValueError:
-        return Stream
 
 
 def _experiment(run: Run) -> dict[str, Any]:
@@ -145,40 +98,31 @@ def _experiment(run: Run) -> dict[str, Any]:
     }
 
 
-def label_runs(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """Return runs with labels: each seed of a label once, all of the same length; and those left out."""
-    labels = distinct_labels([{**run.config["algorithm"], **_chosen_data(run)} for run in runs])
-    lengths: dict[str, list[int]] = {}
-    for label, run in zip(labels, runs, strict=True):
-        lengths.setdefault(label, []).append(run.config["rounds"])
+def label_runs(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Return runs with labels: each seed of a label once, all of the same length; and those left out.
+
+    A run equal to another seed's, as on rows of a file, which are the same for every seed, is not counted.
+    """
+    settings = []
+    for run in runs:
+        chosen = {key: run.config["data"].get(key) for key in run.stream.may_differ}
+        chosen = {key: value for key, value in chosen.items() if not isinstance(value, str)}  # texts name files
+        settings.append({**run.config["algorithm"], **chosen})
+    labelled = [run._replace(label=label) for run, label in zip(runs, distinct_labels(settings), strict=True)]
     kept: dict[tuple[str, int], Run] = {}
     left_out = []
-    for label, run in zip(labels, runs, strict=True):
-        rounds, seed, usual = run.config["rounds"], run.config["seed"], Counter(lengths[label]).most_common(1)[0][0]
+    for run in labelled:
+        rounds, key = run.config["rounds"], (run.label, run.config["seed"])
+        usual = mode(other.config["rounds"] for other in labelled if other.label == run.label)
         if rounds != usual:
-            reason = f"{rounds} rounds, where the other seeds of {label} have {usual}"
-        elif (label, seed) in kept:
-            reason = f"{label} with seed {seed} is in {kept[label, seed].directory.path} already"
-        else:
-            kept[label, seed] = run._replace(label=label)
-            continue
-        left_out.append(LeftOut(run.directory.path, reason))
+            reason = f"{rounds} rounds, where the other seeds of {run.label} have {usual}"
+            left_out.append(f"{run.directory.path} is left out: {reason}")
+        elif key in kept:
+            reason = f"{run.label} with seed {key[1]} is in {kept[key].directory.path} already"
+            left_out.append(f"{run.directory.path} is left out: {reason}")
+        elif not any(run.label == other.label and run.metrics.equals(other.metrics) for other in kept.values()):
+            kept[key] = run
     return list(kept.values()), left_out
-
-
-def without_repetitions(runs: Sequence[Run]) -> list[Run]:
-    """Return runs without those equal to another seed's, as on rows of a file, which are the same for every seed."""
-    kept: list[Run] = []
-    for run in runs:
-        if not any(run.label == other.label and run.metrics.equals(other.metrics) for other in kept):
-            kept.append(run)
-    return kept
-
-
-def _chosen_data(run: Run) -> dict[str, Any]:
-    """Return settings of the stream in which comparable runs differ, but for texts, which name the place of files."""
-    chosen = {key: run.config["data"].get(key) for key in run.stream.may_differ}
-    return {key: value for key, value in chosen.items() if not isinstance(value, str)}
 
 
 def distinct_labels(algorithms: Sequence[dict[str, Any]]) -> list[str]:
@@ -205,7 +149,7 @@ def _label(one: dict[str, Any], flat: Sequence[dict[str, Any]], absent_differs: 
     words = [one["name"]]
     for key, value in one.items():
         if any(other.get(key) != value for other in same if absent_differs or key in other):
-            words.append(f"{key.removesuffix('.name')} = {f'{value:g}' if isinstance(value, float) else value}")
+            words.append(f"{key.removesuffix('.name')} = {format_setting(value)}")
     return ", ".join(words)
 
 
@@ -217,3 +161,8 @@ def flatten(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield from flatten(value, where)
         else:
             yield where, value
+
+
+def format_setting(value: Any) -> str:
+    """Return a value of a configuration as text; empty for None."""
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,18 +1,16 @@
 """`tune`: one Optuna study per method of a comparison, each with the same budget; then the comparison with the result.
 
-A trial is a run directory like any other: one that was stopped resumes, a finished one is only read. A search is
-deterministic, so the command that continues it makes its studies again from the trials that it finds. Trials are chosen
-in generations of a fixed size, so that the number of parallel runs decides nothing.
+A trial is a run like any other. The search is deterministic: its studies are made again from the trials on disk.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import polars as pl
 import yaml
@@ -24,7 +22,7 @@ from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.escaping import escape_mathtext
 from obbo_lightning.experiments.grid import Grid, PlannedRun, unused_name
-from obbo_lightning.experiments.launch import SLURM_JOB, Failure, Launcher, run_all
+from obbo_lightning.experiments.launch import SLURM_JOB, GridError, Launcher, run_all
 from obbo_lightning.experiments.report_data import (
     ReportData,
     ReportFigure,
@@ -34,7 +32,7 @@ from obbo_lightning.experiments.report_data import (
     new_figure,
     report_style,
 )
-from obbo_lightning.experiments.runs import STUDY, distinct_labels, flatten
+from obbo_lightning.experiments.runs import STUDY, distinct_labels, flatten, format_setting
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.runs.provenance import require_intact
 from obbo_lightning.runs.status import RunStatus
@@ -42,14 +40,10 @@ from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.streams.stream import Metric, has_random_access
 from obbo_lightning.training.run import build
 
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial, Trial
-
 FOLDER = "tune"  # of a search, in that of its comparison
+RUNG_SUMMARY = "summary-{:08d}.json"  # of a trial that went on after a rung
 STEP_SIZES = {"algorithm.lr": "step α", "algorithm.scale": "scale of the step"}  # one of them is always searched
-UNITS = ("rounds", "gradient_evaluations")
-Execute = Callable[[Sequence[PlannedRun], Path], list[Failure]]
+SPACE = ("method", "setting", "range", "untuned", "found", "trials", "pruned", "not finite", "result", "budget")
 
 
 @dataclass(frozen=True)
@@ -91,13 +85,11 @@ class TuneConfig:
         if len(set(STEP_SIZES) & set(self.search)) != 1:
             wanted, keys = " or (where that is auto) ".join(STEP_SIZES), ", ".join(self.search)
             raise ConfigError(f"tune.search must have {wanted}, which every method is tuned by, got {keys}")
-        if len(self.budget) != 1 or not set(self.budget) <= set(UNITS):
-            raise ConfigError(f"tune.budget must have {' or '.join(UNITS)}, got {self.budget}")
-        at_least("tune.rounds", self.rounds, 0)
-        at_least("tune.tasks", self.tasks, 0)
-        at_least("tune.at_once", self.at_once, 1)
-        for amount in self.budget.values():
-            at_least("tune.budget", amount, 1)
+        if len(self.budget) != 1 or not set(self.budget) <= {"rounds", "gradient_evaluations"}:
+            raise ConfigError(f"tune.budget must have rounds or gradient_evaluations, got {self.budget}")
+        at_least("tune.budget", next(iter(self.budget.values())), 1)
+        for key, least in (("rounds", 0), ("tasks", 0), ("at_once", 1)):
+            at_least(f"tune.{key}", getattr(self, key), least)
         if not self.seeds:
             raise ConfigError("tune.seeds must have at least one seed, got none")
         if sorted({max(1, rung) for rung in self.rungs}) != self.rungs:
@@ -118,13 +110,11 @@ def make_distribution(key: str, values: Any) -> Any:
     distributions = _optuna().distributions
     if isinstance(values, list) and values and len(set(map(repr, values))) == len(values):
         return distributions.CategoricalDistribution(values)
-    try:
-        whole = all(isinstance(end, int) for end in values.values())
-        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
-        if 0 < values["low"] < values["high"] < math.inf:
-            return kind(**values, log=True)
-    except (AttributeError, KeyError, TypeError):
-        pass
+    if isinstance(values, dict) and all(type(end) in (int, float) for end in values.values()):
+        low, high = values.get("low", 0), values.get("high", 0)
+        whole = isinstance(low, int) and isinstance(high, int)
+        if len(values) == 2 and 0 < low < high < math.inf:
+            return (distributions.IntDistribution if whole else distributions.FloatDistribution)(low, high, log=True)
     raise ConfigError(f"{key} must be a list of different values, or have 0 < low < high, got {values!r}")
 
 
@@ -137,29 +127,15 @@ def in_range(value: Any, values: Any) -> bool:
 
 def format_range(values: Any) -> str:
     """Return the values of a list, or the ends of an interval, in words."""
-    return ", ".join(map(_format, values)) if isinstance(values, list) else f"{values['low']:g} to {values['high']:g}"
-
-
-def at_end(value: Any, values: Any) -> bool:
-    """Return whether a value is in the outer twentieth of an interval: there may be better ones beyond it.
-
-    >>> [at_end(value, {"low": 1e-4, "high": 1.0}) for value in (0.9, 0.3)], at_end(2, [1, 2])
-    ([True, False], False)
-    """
-    if isinstance(values, list):
-        return False
-    return not 0.05 < math.log(value / values["low"]) / math.log(values["high"] / values["low"]) < 0.95
+    return (
+        ", ".join(map(format_setting, values))
+        if isinstance(values, list)
+        else f"{values['low']:g} to {values['high']:g}"
+    )
 
 
 class Method:
-    """What is tuned, runs of a comparison that differ in their seed only, and its study.
-
-    Args:
-        name: of its trials' folders and its study.
-        label: in tables and legends.
-        runs: one per seed.
-        config: of the search.
-    """
+    """What is tuned, runs of a comparison that differ in their seed only, and its study; its name is in folders."""
 
     def __init__(self, name: str, label: str, runs: list[PlannedRun], config: TuneConfig) -> None:
         self.name, self.label, self.runs, self.config = name, label, runs, config
@@ -169,7 +145,7 @@ class Method:
         self.search = {key: config.search[key] for key in keys}
         self.rounds: int = config.rounds or runs[0].config["rounds"]
         ((self.unit, self.budget),) = config.budget.items()
-        self.running: list[Trial] = []
+        self.running: list[Any] = []  # Optuna's trials
         self._asked = 0
 
     def plan(self, trial: int, values: dict[str, Any], stage: int) -> list[PlannedRun]:
@@ -184,15 +160,13 @@ class Method:
         tasks = config.tasks or settings["evaluation"]["tasks"]
         split = "validation" if config.evaluate_on == "validation" else "none"
         settings["evaluation"] = {"every": self.rounds, "tasks": tasks, "split": split, "baselines": False}
-        name = f"{self.name}-trial_{trial:03d}"
-        return [
-            PlannedRun(
-                f"{name}-seed_{seed}" if len(config.seeds) > 1 else name, complete_config(settings | {"seed": seed})
-            )
-            for seed in config.seeds
-        ]
+        planned = []
+        for seed in config.seeds:
+            name = f"{self.name}-trial_{trial:03d}" + (f"-seed_{seed}" if len(config.seeds) > 1 else "")
+            planned.append(PlannedRun(name, complete_config(settings | {"seed": seed})))
+        return planned
 
-    def start_study(self, metric: Metric, storage: "BaseStorage") -> None:
+    def start_study(self, metric: Metric, storage: Any) -> None:
         """Start the study, with the first trial, or all combinations of a grid, enqueued."""
         optuna = _optuna()
         direction = "maximize" if metric.higher_is_better else "minimize"
@@ -208,10 +182,16 @@ class Method:
         self._limit = len(planned) if self.config.sampler == "grid" else math.inf
 
     def ask(self) -> int:
-        """Choose the trials of the next generation; returns how many the budget allows."""
+        """Choose the trials of the next generation; returns how many the budget allows, all of them whole."""
+        spent = [trial.user_attrs for trial in self.trials]
+        dearest = max((one[self.unit] / one["rounds"] for one in spent), default=1.0)
+        cost = dearest * self.rounds * len(self.config.seeds)
+        affordable = (self.budget - sum(one[self.unit] for one in spent)) // cost
+        if self.unit == "gradient_evaluations" and not spent:
+            affordable = 1  # the cost of a trial is not known yet
         samplers = _optuna().samplers
         tpe = {"n_startup_trials": self.config.at_once, "multivariate": False, "constant_liar": True}
-        for _ in range(self._affordable()):
+        for _ in range(int(min(self.config.at_once, affordable, self._limit - self._asked))):
             # A sampler of its own for each trial, so that a search depends on no sampler's state.
             seed = derive_seed(self.config.seed, self.name, self._asked) % 2**32
             use_tpe = self.config.sampler == "tpe"
@@ -219,16 +199,6 @@ class Method:
             self.running.append(self.study.ask(self._distributions))
             self._asked += 1
         return len(self.running)
-
-    def _affordable(self) -> int:
-        """Return how many trials the budget allows, all of them whole."""
-        spent = [trial.user_attrs for trial in self.trials]
-        if self.unit == "gradient_evaluations" and not spent:
-            return 1  # the cost of a trial is not known yet
-        dearest = max((one[self.unit] / one["rounds"] for one in spent), default=1.0)
-        cost = dearest * self.rounds * len(self.config.seeds)
-        affordable = (self.budget - sum(one[self.unit] for one in spent)) // cost
-        return max(0, int(min(self.config.at_once, affordable, self._limit - self._asked)))
 
     def tell(self, stage: int, folder: Path) -> None:
         """Take the results at a rung or at the end; end trials that are pruned or not finite."""
@@ -263,12 +233,12 @@ class Method:
         return None if fails or None in values else sum(values) / len(values), evaluations
 
     @property
-    def trials(self) -> "list[FrozenTrial]":
+    def trials(self) -> list[Any]:
         """Trials that have run."""
         return [trial for trial in self.study.trials if trial.user_attrs]
 
     @property
-    def best(self) -> "FrozenTrial | None":
+    def best(self) -> Any:
         """The best complete trial, the first of equals; None where none is complete."""
         return self.study.best_trial if any(trial.state.name == "COMPLETE" for trial in self.trials) else None
 
@@ -289,22 +259,17 @@ def find_methods(grid: Grid, config: TuneConfig) -> list[Method]:
     labels = distinct_labels([runs[0].config["algorithm"] for runs in groups.values()])
     labels = labels if len(set(labels)) == len(labels) else names
     methods = [Method(*given, config) for given in zip(names, labels, groups.values(), strict=True)]
-    for key in config.search:
-        if not any(key in method.search for method in methods):
-            raise ConfigError(f"tune.search.{key} must be taken by one of {', '.join(names)}, got {key!r}")
+    for key in set(config.search).difference(*(method.search for method in methods)):
+        raise ConfigError(f"tune.search.{key} must be taken by one of {', '.join(names)}, got {key!r}")
     return methods
 
 
 def read_rung(run: RunDirectory, rounds: int) -> dict[str, Any] | None:
     """Return the summary of a trial after some rounds; None where it has not come that far."""
-    for path in (_rung_path(run, rounds), run.summary):
+    for path in (run.path / RUNG_SUMMARY.format(rounds), run.summary):
         if path.is_file() and (summary := json.loads(path.read_text()))["rounds"] == rounds:
             return dict(summary)
     return None
-
-
-def _rung_path(run: RunDirectory, rounds: int) -> Path:
-    return run.path / f"summary-{rounds:08d}.json"
 
 
 def extend_trial(run: RunDirectory, rounds: int) -> None:
@@ -315,52 +280,46 @@ def extend_trial(run: RunDirectory, rounds: int) -> None:
     if run.finished and (done := json.loads(run.summary.read_text())["rounds"]) < rounds:
         write_atomically(run.config, yaml.safe_dump({**read_config(run), "rounds": rounds}, sort_keys=False))
         (run.path / SLURM_JOB).unlink(missing_ok=True)  # the job of the rung may still be in the queue
-        run.summary.rename(_rung_path(run, done))
+        run.summary.rename(run.path / RUNG_SUMMARY.format(done))
 
 
-class TrialsFailedError(Exception):
-    """Trials that failed; the search continues when they can run."""
-
-    exit_code = 1
-
-    def __init__(self, failed: Sequence[Failure]) -> None:
-        super().__init__(f"{len(failed)} trials failed, the first is {failed[0].run}: {failed[0].reason}")
-
-
-def tune(grid: Grid, config: TuneConfig, folder: Path, execute: Execute) -> list[Method]:
+def tune(grid: Grid, config: TuneConfig, root: Path, launcher: Launcher, console: Console) -> Grid:
     """Search the settings of all methods, or continue that; trials of all methods run together.
 
-    Args:
-        grid: the comparison.
-        config: its section ``tune``.
-        folder: of the trials and Optuna's storage.
-        execute: executes runs in a folder, and returns those that failed.
+    Returns the comparison with each run also tuned, where that changes it.
     """
-    methods = find_methods(grid, config)
-    metric, journal = require_fair(methods, config), _optuna().storages.journal
+    methods, folder = find_methods(grid, config), root / FOLDER
+    metric, storages = require_fair(methods, config), _optuna().storages
     folder.mkdir(parents=True, exist_ok=True)
     with RunStatus().own(RunDirectory(folder)):  # one search at a time
         for path in (folder / STUDY, folder / f"{STUDY}.lock"):  # a killed process leaves Optuna's lock
             path.unlink(missing_ok=True)
-        storage = _optuna().storages.JournalStorage(journal.JournalFileBackend(str(folder / STUDY)))
+        storage = storages.JournalStorage(storages.journal.JournalFileBackend(str(folder / STUDY)))
         for method in methods:
             method.start_study(metric, storage)
         while sum(method.ask() for method in methods):
             for stage in range(len(config.rungs) + 1):
-                _run_stage(methods, stage, folder, execute)
+                _run_stage(methods, stage, folder, launcher, console)
         write_search(methods, metric, folder, grid.name)
-    return methods
+    runs = []
+    for method in methods:
+        found = ", ".join(f"{key} {format_setting(value)}" for key, value in method.found.items())
+        console.print(f"{method.label}: {found}", soft_wrap=True, highlight=False)
+        for run in method.runs:
+            tuned = complete_config(overlay(run.config, nested(method.found)))
+            runs += [run] if tuned == run.config else [run, PlannedRun(f"{run.name}-tuned", tuned)]
+    return Grid(grid.name, runs)
 
 
-def _run_stage(methods: Sequence[Method], stage: int, folder: Path, execute: Execute) -> None:
+def _run_stage(methods: Sequence[Method], stage: int, folder: Path, launcher: Launcher, console: Console) -> None:
     """Run the trials of a generation up to a rung, or to their end, and tell the studies."""
     planned = [run for m in methods for trial in m.running for run in m.plan(trial.number, trial.params, stage)]
     missing = [run for run in planned if read_rung(RunDirectory(folder / run.name), run.config["rounds"]) is None]
     for run in missing:
         extend_trial(RunDirectory(folder / run.name), run.config["rounds"])
-    failed = execute(missing, folder) if missing else []
-    if failed:
-        raise TrialsFailedError(failed)
+    failed = run_all(missing, folder, launcher, console) if missing else {}
+    for name, reason in failed.items():  # the search continues when they can run
+        raise GridError(f"{len(failed)} trials failed, the first is {name}: {reason}", 1)
     for method in methods:
         method.tell(stage, folder)
 
@@ -393,69 +352,36 @@ def require_fair(methods: Sequence[Method], config: TuneConfig) -> Metric:
     return streams[0].metric
 
 
-def run_tuned(grid: Grid, config: TuneConfig, root: Path, launcher: Launcher, console: Console) -> Grid:
-    """Tune, print the result, and return the comparison with each run also tuned, where that changes it."""
-    methods = tune(grid, config, root / FOLDER, lambda runs, folder: run_all(runs, folder, launcher, console))
-    runs = []
-    for method in methods:
-        found = method.found
-        ends = [key for key, values in method.search.items() if at_end(found[key], values)]
-        hint = f"; {', '.join(ends)} at an end of its range: beyond it may be better values" if ends else ""
-        line = f"{method.label}: {', '.join(f'{key} {_format(value)}' for key, value in found.items())}{hint}"
-        console.print(line, soft_wrap=True, highlight=False)
-        for run in method.runs:
-            tuned = complete_config(overlay(run.config, nested(found)))
-            runs += [run] if tuned == run.config else [run, PlannedRun(f"{run.name}-tuned", tuned)]
-    return Grid(grid.name, runs)
-
-
 def describe_search(grid: Grid, config: TuneConfig) -> list[str]:
     """Return what would be searched, one line per method."""
     lines = []
     for method in find_methods(grid, config):
         ranges = "; ".join(f"{key} in {format_range(values)}" for key, values in method.search.items())
-        unit = method.unit.replace("_", " ")
-        lines.append(f"{method.label}: {method.budget:,} {unit}, evaluated on {config.evaluate_on}; {ranges}")
+        lines.append(f"{method.label}: {method.budget:,} {method.unit}, evaluated on {config.evaluate_on}; {ranges}")
     return lines
 
 
 @dataclass(frozen=True)
 class SearchResults(ReportData):
-    """Results of a search.
-
-    Attributes:
-        trials: one row per trial, with a column for each setting; the result is the last one, empty if not finite.
-        search_space: one row per method and setting, as text.
-    """
+    """Results of a search."""
 
     columns: ClassVar[dict[str, dict[str, Any]]] = {
-        "trials": dict.fromkeys(("label", "state"), pl.String)
-        | {"chosen": pl.Boolean, "result": pl.Float64}
-        | dict.fromkeys(("trial", "rounds", "gradient_evaluations"), pl.Int64),
-        "search_space": dict.fromkeys(
-            ("method", "setting", "range", "untuned", "found", "trials", "pruned", "not finite", "result", "budget"),
-            pl.String,
-        ),
+        "trials": {
+            **dict.fromkeys(("label", "state"), pl.String),
+            **dict.fromkeys(("trial", "rounds", "gradient_evaluations"), pl.Int64),
+            "chosen": pl.Boolean,
+            "result": pl.Float64,
+        },
+        "search_space": dict.fromkeys(SPACE, pl.String),
     }
 
-    trials: pl.DataFrame
-    search_space: pl.DataFrame
+    trials: pl.DataFrame  # one row per trial, with a column for each setting; its last result, null if not finite
+    search_space: pl.DataFrame  # one row per method and setting, as text
 
     def tables(self) -> list[Table]:
-        """Return what was searched, and each trial."""
-        keys = [name for name in self.trials.columns if name not in self.columns["trials"]]
-        columns = ["label", "trial", *keys, "rounds", "gradient_evaluations", "result"]
-        rows = [
-            [*(_format(row[name]) for name in columns), "chosen" if row["chosen"] else row["state"]]
-            for row in self.trials.iter_rows(named=True)
-        ]
-        header = ["method", *(name.replace("_", " ") for name in columns[1:]), "state"]
-        space = "What was searched; no trial saw a test task. Beyond an end of a range there may be better values."
-        trials = "Every trial; the chosen one is marked. A pruned trial has its last result."
-        return [
-            Table("search_space", space, self.search_space.columns, self.search_space.rows()),
-            Table("all_trials", trials, header, rows),
-        ]
+        """Return what was searched; the figure shows each trial."""
+        caption = "What was searched; no trial saw a test task. Beyond an end of a range there may be better values."
+        return [Table("search_space", caption, self.search_space.columns, self.search_space.rows())]
 
     def figures(self, title: str) -> list[ReportFigure]:
         """Return the results against the step size, one curve per method."""
@@ -463,21 +389,17 @@ class SearchResults(ReportData):
         step = next(key for key in STEP_SIZES if key in self.trials.columns)
         for label in self.labels:
             look = line_style(self.labels, label)
-            hollow = {**look, "fillstyle": "none", "linestyle": "none", "label": None}
-            trials = self.trials.filter(pl.col("label") == label).drop_nulls(["result", step]).sort(step)
-            for some, style in (
-                (trials.filter(pl.col("state") == "complete"), look),
-                (trials.filter(pl.col("state") == "pruned"), hollow),
-                (trials.filter("chosen"), {**hollow, "marker": "o", "markersize": 11}),
-            ):
+            trials = self.trials.filter(label=label, state="complete").drop_nulls([step]).sort(step)
+            ring = {**look, "fillstyle": "none", "linestyle": "none", "label": None, "marker": "o", "markersize": 11}
+            for some, style in ((trials, look), (trials.filter("chosen"), ring)):
                 axes.plot(some[step].to_list(), some["result"].to_list(), **style)
         quantity = escape_mathtext(self.search_space["result"][0]).replace(" (", "\n(")
         axes.set(xscale="log", xlabel=STEP_SIZES[step], ylabel=quantity)
         caption = (
-            f"Result of each trial against its {STEP_SIZES[step]}; large rings are the chosen ones, hollow marks were "
-            "pruned. Where other settings are searched, too, a curve goes through trials that differ in them."
+            f"Result of each complete trial against its {STEP_SIZES[step]}; rings are the chosen ones. Where other "
+            "settings are searched, too, a curve goes through trials that differ in them."
         )
-        return [finish_figure(figure, axes, "sensitivity", caption, f"{title}: sensitivity to the {STEP_SIZES[step]}")]
+        return [finish_figure(figure, "sensitivity", caption, f"{title}: sensitivity to the {STEP_SIZES[step]}")]
 
 
 def write_search(methods: Sequence[Method], metric: Metric, folder: Path, title: str) -> None:
@@ -485,23 +407,19 @@ def write_search(methods: Sequence[Method], metric: Metric, folder: Path, title:
     trials, space = [], []
     direction = "higher is better" if metric.higher_is_better else "lower is better"
     for method in methods:
-        states, config = [], method.config
+        states = []
         for trial in method.trials:
             values = trial.intermediate_values
             states.append("complete" if trial.state.name == "COMPLETE" else "pruned" if values else "not finite")
             row = {"label": method.label, "trial": trial.number, "state": states[-1], "chosen": trial == method.best}
             row |= {**trial.user_attrs, "result": values[max(values)] if values else None}
-            trials.append(row | {key: trial.params.get(key) for key in config.search})
+            trials.append(row | {key: trial.params.get(key) for key in method.config.search})
         counts = (str(len(states)), str(states.count("pruned")), str(states.count("not finite")))
-        result = f"{config.evaluate_on} {metric.name} ({direction})"
+        about = f"{method.config.evaluate_on} {metric.name} ({direction})", f"{method.budget} {method.unit}"
         for key, values in method.search.items():
-            found = _format(method.found[key]) + (", an end" if at_end(method.found[key], values) else "")
-            setting = (method.label, key, format_range(values), _format(method.untuned[key]), found)
-            space.append((*setting, *counts, result, f"{method.budget} {method.unit.replace('_', ' ')}"))
-    results = SearchResults(
-        pl.DataFrame(trials, infer_schema_length=None),
-        pl.DataFrame(space, SearchResults.columns["search_space"], orient="row"),
-    )
+            chosen = (format_setting(one[key]) for one in (method.untuned, method.found))
+            space.append((method.label, key, format_range(values), *chosen, *counts, *about))
+    results = SearchResults(pl.DataFrame(trials, infer_schema_length=None), pl.DataFrame(space, SPACE, orient="row"))
     results.write(folder)
     write_atomically(folder / "best.yaml", yaml.safe_dump({m.name: m.found for m in methods}, sort_keys=False))
     with report_style():
@@ -513,8 +431,3 @@ def read_search(paths: Sequence[Path]) -> SearchResults | None:
     """Return the search in the folder of a comparison, or in that of a report about it; None where there is none."""
     found = (SearchResults.read(folder) for path in paths for folder in (path / FOLDER, path))
     return next((one for one in found if one is not None), None)
-
-
-def _format(value: Any) -> str:
-    """Return a setting or a result; numbers that are not whole with the digits that matter."""
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)

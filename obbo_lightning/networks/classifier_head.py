@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from obbo_lightning.networks.flat import Factory, seeded
 
@@ -16,11 +16,7 @@ def resize_classifier(network: nn.Module, make: Factory | None, ways: int, class
     meaning, because tasks number their classes at random; but rows must differ, because a few steps from equal rows
     separate them too slowly (docs/predicting.md has the numbers).
 
-    Args:
-        network: the trained network.
-        make: constructor of such a network, a partial of its class.
-        ways: classes of a training task.
-        classes: number of outputs.
+    ``make``, a partial of the network's class, has constructed a network for the ``ways`` classes of a training task.
     """
     if not isinstance(make, partial) or "ways" not in make.keywords:
         raise ValueError(
@@ -29,16 +25,14 @@ def resize_classifier(network: nn.Module, make: Factory | None, ways: int, class
     with seeded(0, torch.device("cpu")):
         resized = make.func(*make.args, **{**make.keywords, "ways": classes})
     learned, made = network.state_dict(), resized.state_dict()
-    resized.load_state_dict({name: _resize(name, learned[name], made[name], ways) for name in made})
+    for name, values in learned.items():
+        before, after = values.shape, made[name].shape
+        if before != after:
+            if before[1:] != after[1:] or len(values) != ways:
+                raise ValueError(
+                    f"labels must be of {ways} classes: {name} of the network is {list(before)}, and with another "
+                    f"number of classes {list(after)}, which is not one row per class"
+                )
+            learned[name] = values[torch.arange(len(made[name])) % ways]
+    resized.load_state_dict(learned)
     return resized.to(next(iter(learned.values())).dtype)
-
-
-def _resize(name: str, learned: Tensor, made: Tensor, ways: int) -> Tensor:
-    if learned.shape == made.shape:
-        return learned
-    if learned.shape[1:] != made.shape[1:] or len(learned) != ways:
-        raise ValueError(
-            f"labels must be of {ways} classes: {name} of the network is {list(learned.shape)}, and with another "
-            f"number of classes {list(made.shape)}, which is not one row per class"
-        )
-    return learned[torch.arange(len(made)) % ways]

@@ -35,18 +35,13 @@ class CNN4(nn.Module):
         at_least("problem.network.channels", channels, 1)
         at_least("problem.network.image_size", image_size, 16)
         widths = [channels, filters, filters, filters, filters]
-        self.blocks = nn.Sequential(*(_block(a, b, norm) for a, b in pairwise(widths)))
+        self.blocks = nn.Sequential()
+        for before, after in pairwise(widths):
+            convolution, pool = nn.Conv2d(before, after, kernel_size=3, padding=1), nn.MaxPool2d(2)
+            # ReLU commutes with the maximum, derivatives too, and sees a quarter of the numbers after it
+            self.blocks.append(nn.Sequential(convolution, make_norm(norm, after, images=True), pool, nn.ReLU()))
         self.linear = nn.Linear(filters * (image_size // 16) ** 2, ways)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits ``[images, ways]``."""
         return self.linear(self.blocks(images).flatten(1))
-
-
-def _block(channels: int, filters: int, norm: str) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels, filters, kernel_size=3, padding=1),
-        make_norm(norm, filters, images=True),
-        nn.MaxPool2d(2),
-        nn.ReLU(),  # commutes with the maximum, derivatives too, and leaves a quarter of the numbers
-    )

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,19 +39,18 @@ class FlatNetwork:
         self.template = copy.deepcopy(network) if isinstance(network, nn.Module) else _make(network, seed=0)
         if any(isinstance(p, nn.UninitializedParameter) for p in self.template.parameters()):
             raise ValueError(f"problem.network must know the sizes of its layers, got {_name(network)} with lazy ones")
-        self._shapes = {name: p.shape for name, p in self.template.named_parameters() if p.requires_grad}
-        self.sizes = {name: shape.numel() for name, shape in self._shapes.items()}
-        if not self.sizes:
+        self._trainable = {name: p for name, p in self.template.named_parameters() if p.requires_grad}
+        if not self._trainable:
             raise ValueError(f"problem.network must have a trainable parameter, got {_name(network)} without any")
-        self.size = sum(self.sizes.values())
+        self.size = sum(p.numel() for p in self._trainable.values())
         self.is_stochastic = any(is_noisy(module) for module in self.template.modules())
-        self.transductive = any(
+        self.transductive = any(  # whether a prediction depends on the other examples of its batch
             isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in self.template.modules()
         )
         noisy = without_running_statistics(copy.deepcopy(self.template))
         self._noisy = FunctionCaller(noisy)
         self._quiet = FunctionCaller(without_noise(copy.deepcopy(noisy))) if self.is_stochastic else self._noisy
-        self._checked_quiet = False
+        self._is_deterministic = False  # not known yet
         self._constants: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def initial(self, seed: int) -> Tensor:
@@ -62,7 +61,7 @@ class FlatNetwork:
     def loaded(self, flat: Tensor) -> nn.Module:
         """Return an ordinary network with these parameters and the template's constants."""
         network = copy.deepcopy(self.template).to(flat.device, flat.dtype)
-        network.load_state_dict(self._parameters(flat.detach()), strict=False)  # constants are in the copy already
+        network.load_state_dict(unflatten(flat.detach(), self._trainable), strict=False)  # it has the constants already
         return network
 
     def apply(self, flat: Tensor, function: Callable[..., Any], *arguments: Any, noise: int | None = None) -> Any:
@@ -71,40 +70,28 @@ class FlatNetwork:
         Dropout draws from the seed ``noise``, and is left out where that is None.
         """
         state = {f"network.{name}": value for name, value in self._state(flat).items()}
-        if noise is None or not self.is_stochastic:
-            before = None if self._checked_quiet else torch.get_rng_state()
-            found = functional_call(self._quiet, state, (function, *arguments))
-            if before is not None:
-                self._require_deterministic(before)
-            return found
-        with seeded(noise, flat.device):
-            return functional_call(self._noisy, state, (function, *arguments))
+        if noise is not None and self.is_stochastic:
+            with seeded(noise, flat.device):
+                return functional_call(self._noisy, state, (function, *arguments))
+        before = None if self._is_deterministic else torch.get_rng_state()
+        found = functional_call(self._quiet, state, (function, *arguments))
+        if before is not None and not torch.equal(before, torch.get_rng_state()):
+            raise ValueError(  # its loss would differ at every call
+                f"problem.network must draw random numbers in modules of torch.nn such as nn.Dropout, got "
+                f"{type(self.template).__name__}, which draws in another way"
+            )
+        self._is_deterministic = True
+        return found
 
     def __call__(self, flat: Tensor, examples: Tensor, noise: int | None = None) -> Tensor:
         """Return logits ``[n, ways]``."""
-        logits = self.apply(flat, _forward, examples, noise=noise)
+        logits = self.apply(flat, nn.Module.__call__, examples, noise=noise)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(examples):
             found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"problem.network must return logits [{len(examples)}, ways], got {found}")
         return logits
 
-    def _require_deterministic(self, before: Tensor) -> None:
-        """Refuse a network that draws random numbers of its own: its loss would differ at every call."""
-        if not torch.equal(before, torch.get_rng_state()):
-            raise ValueError(
-                f"problem.network must draw random numbers in modules of torch.nn such as nn.Dropout, got "
-                f"{type(self.template).__name__}, which draws in another way"
-            )
-        self._checked_quiet = True
-
     def _state(self, flat: Tensor) -> dict[str, Tensor]:
-        return self._parameters(flat) | self._constants_like(flat)
-
-    def _parameters(self, flat: Tensor) -> dict[str, Tensor]:
-        pieces = flat.split(list(self.sizes.values()))
-        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
-
-    def _constants_like(self, flat: Tensor) -> dict[str, Tensor]:
         place = (flat.device, flat.dtype)
         if place not in self._constants:
             frozen = {name: p.detach() for name, p in self.template.named_parameters() if not p.requires_grad}
@@ -113,7 +100,8 @@ class FlatNetwork:
                 for name, value in (frozen | dict(self.template.named_buffers())).items()
             }
         # copies, because a module may write to its buffers
-        return {name: value.clone() for name, value in self._constants[place].items()}
+        constants = {name: value.clone() for name, value in self._constants[place].items()}
+        return unflatten(flat, self._trainable) | constants
 
 
 class Weights(ParameterGroup):
@@ -152,8 +140,10 @@ class FunctionCaller(nn.Module):
         return function(self.network, *arguments)
 
 
-def _forward(network: nn.Module, examples: Tensor) -> Any:
-    return network(examples)
+def unflatten(flat: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return views of a flat vector by the names and shapes of parameters."""
+    pieces = flat.split([p.numel() for p in parameters.values()])
+    return {name: piece.view_as(p) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
 
 
 def without_noise(network: nn.Module) -> nn.Module:

@@ -1,12 +1,14 @@
-"""Hyperparameters as a submodule: saved and moved with the module, but not trained by its optimizer."""
+"""Hyperparameters as a submodule of a module trained elsewhere, and that module as a pure function of them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from obbo_lightning.core.parameter_groups import ParameterGroup, ParameterGroups
+from obbo_lightning.networks.flat import FunctionCaller, is_noisy, seeded, unflatten
 
 
 class Hyperparameters(nn.Module, Mapping[str, Tensor]):
@@ -20,11 +22,9 @@ class Hyperparameters(nn.Module, Mapping[str, Tensor]):
         named: the same as keywords.
 
     >>> from obbo_lightning import OnSimplex, Positive
-    >>> hyper = Hyperparameters(decay=Positive(1e-4), sources=OnSimplex(4))
-    >>> hyper["decay"], hyper["sources"].sum(), list(hyper.state_dict())
-    (tensor(1.0000e-04), tensor(1.), ['outer'])
-    >>> list(hyper), "momentum" in hyper
-    (['decay', 'sources'], False)
+    >>> hyper = Hyperparameters(decay=Positive(0.5), sources=OnSimplex(2))
+    >>> hyper["decay"], hyper["sources"], list(hyper.state_dict())
+    (tensor(0.5000), tensor([0.5000, 0.5000]), ['outer'])
     """
 
     outer: Tensor
@@ -56,3 +56,49 @@ class Hyperparameters(nn.Module, Mapping[str, Tensor]):
         if self.outer.dtype in (torch.float16, torch.bfloat16):  # in half precision small steps would be rounded away
             self.outer = before.to(self.outer.device)
         return self
+
+
+class FunctionalModule:
+    """Functions of a module at any (λ, β) that leave its parameters, buffers, modes and random numbers unchanged."""
+
+    def __init__(self, module: nn.Module) -> None:
+        found = [(name, m) for name, m in module.named_modules() if isinstance(m, Hyperparameters)]
+        if len(found) != 1:
+            raise ValueError(
+                f"the module must have one Hyperparameters, such as self.hyper = Hyperparameters(...), got {len(found)}"
+            )
+        self._name, self.hyper = found[0]
+        self.module, self.groups = module, self.hyper.groups
+        self._caller, self._modules = FunctionCaller(module), list(module.modules())
+
+    def flat(self) -> Tensor:
+        """Return a copy of the trainable parameters ``[p]`` in the dtype of λ."""
+        return torch.cat([p.detach().flatten() for p in self._trainable().values()]).to(self.hyper.outer.dtype)
+
+    def apply(
+        self, outer: Tensor, flat: Tensor, function: Callable[..., Any], *arguments: Any, seed: int, evaluating: bool
+    ) -> Any:
+        """Return ``function(module, *arguments, hyper)`` at λ ``[d]`` and β ``[p]``; twice differentiable.
+
+        Dropout is left out; a function that draws random numbers nevertheless draws the same ones at every call with
+        the same ``seed``. With ``evaluating`` the module is in evaluation mode.
+        """
+        state = unflatten(flat, self._trainable())
+        # Copies, because a module may write to its buffers; in the precision of λ.
+        others = {n: p.detach() for n, p in self.module.named_parameters() if n not in state}
+        for name, value in (others | dict(self.module.named_buffers())).items():
+            state[name] = value.to(flat.dtype, copy=True) if value.is_floating_point() else value.clone()
+        state[f"{self._name}.outer".lstrip(".")] = outer.unsqueeze(0)
+        named = {f"network.{name}": value for name, value in state.items()}
+        switched = [m for m in self._modules if m.training and (evaluating or is_noisy(m))]
+        for module in switched:
+            module.training = False
+        try:
+            with seeded(seed, flat.device):
+                return functional_call(self._caller, named, (function, *arguments, self.groups.values(outer)))
+        finally:
+            for module in switched:
+                module.training = True
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}

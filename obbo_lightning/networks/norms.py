@@ -15,9 +15,6 @@ def make_norm(norm: str, channels: int, images: bool) -> nn.Module:
     """Return the layer for feature maps ``[n, channels, height, width]``, or for vectors ``[n, channels]``.
 
     Groups are as many as possible up to 32 with at least four channels each.
-
-    >>> make_norm("group", 64, images=True).num_groups, make_norm("group", 6, images=False).num_groups
-    (16, 1)
     """
     one_of("problem.network.norm", norm, NORMS)
     if norm == "batch":
@@ -34,12 +31,8 @@ def make_norm(norm: str, channels: int, images: bool) -> nn.Module:
 def frozen_batch_norm(network: nn.Module, support: Tensor) -> nn.Module:
     """Return a copy of a network whose batch norms use the statistics of ``support``.
 
-    A query's prediction then depends on no other query. On the support examples the logits are those of ``network``,
-    which normalises by the batch.
-
-    Args:
-        network: adapted, without dropout; it is not changed.
-        support: the examples that it was adapted to.
+    A query's prediction then depends on no other query. On the support examples, to which the network was adapted, the
+    logits are those of ``network``, which normalises by the batch.
     """
     network = copy.deepcopy(network)
     by_batch = [m for m in network.modules() if isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)]

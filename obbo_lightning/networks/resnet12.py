@@ -49,13 +49,7 @@ class ResNet12(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """σ(c(σ(c(σ(c(x))))) + s(x)), c a 3x3 convolution and s a 1x1 one, each with its norm, then a 2x2 max-pool.
-
-    Args:
-        channels: of the input.
-        filters: of the output.
-        norm: see `ResNet12`.
-    """
+    """σ(c(σ(c(σ(c(x))))) + s(x)), c a 3x3 convolution and s a 1x1 one, each with its norm, then a 2x2 max-pool."""
 
     def __init__(self, channels: int, filters: int, norm: str) -> None:
         super().__init__()

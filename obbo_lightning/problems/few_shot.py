@@ -41,25 +41,17 @@ class FewShot(Problem):
         self, network: Factory | nn.Module = CNN4, proximity: float = 0.5, learn_proximity: bool = False
     ) -> None:
         self.network = FlatNetwork(network)
+        self.is_stochastic = self.network.is_stochastic
+        self.evaluation_score_names = ("inductive_accuracy",) if self.network.transductive else ()
         self.proximity = nonnegative("problem.proximity", proximity)
         self.learn_proximity = learn_proximity
         if learn_proximity and proximity == 0:
             raise ValueError("problem.proximity must be positive where problem.learn_proximity is true, got 0")
 
-    @property
-    def is_stochastic(self) -> bool:
-        return self.network.is_stochastic
-
-    @property
-    def transductive(self) -> bool:
-        """Whether a query's prediction depends on the other queries, through the statistics of their batch."""
-        return self.network.transductive
-
     def notes(self) -> dict[str, str | int]:
-        if self.transductive:
+        predictions = "inductive: the prediction for a query depends on no other query"
+        if self.network.transductive:
             predictions = "transductive: batch norm sees all queries of a task, so a prediction depends on the others"
-        else:
-            predictions = "inductive: the prediction for a query depends on no other query"
         return {"parameters": self.network.size, "predictions": predictions}
 
     def initial_outer(self, seed: int) -> Tensor:
@@ -110,32 +102,27 @@ class FewShot(Problem):
         if not self.learn_proximity:
             return -self.proximity * vector
         proximity = outer[:, -1:].exp()
-        by_weights = -proximity * vector
         # ∂/∂(log γ) of ∇_β g · v = γ ⟨β − λ, v⟩
         by_log_proximity = proximity * ((inner - self._weights(outer)) * vector).sum(-1, keepdim=True)
-        return torch.cat([by_weights, by_log_proximity], dim=-1)
+        return torch.cat([-proximity * vector, by_log_proximity], dim=-1)
 
     @torch.no_grad()
     def scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
         """Return the accuracy on the queries."""
-        hits = self._logits(inner, self.for_gradients(task)["query"]).argmax(-1) == task["query_labels"]
-        return {"accuracy": hits.to(inner.dtype).mean().reshape(1)}
-
-    @property
-    def evaluation_score_names(self) -> tuple[str, ...]:
-        return ("inductive_accuracy",) if self.transductive else ()
+        logits = self._logits(inner, self.for_gradients(task)["query"])
+        return {"accuracy": (logits.argmax(-1) == task["query_labels"]).to(inner.dtype).mean().reshape(1)}
 
     @torch.no_grad()
     def evaluation_scores(self, outer: Tensor, inner: Tensor, task: Task) -> dict[str, Tensor]:
         """Return the accuracy of predictions that depend on no other query: norms use the support's statistics."""
-        if not self.evaluation_score_names:
+        if not self.network.transductive:
             return {}
         network = without_noise(without_running_statistics(self.loaded_network(inner)))
         try:
-            hits = frozen_batch_norm(network, task["support"])(task["query"]).argmax(-1) == task["query_labels"]
+            logits = frozen_batch_norm(network, task["support"])(task["query"])
         except ValueError:  # a norm that is used twice
-            return {self.evaluation_score_names[0]: inner.new_full((1,), math.nan)}
-        return {self.evaluation_score_names[0]: hits.to(inner.dtype).mean().reshape(1)}
+            return {"inductive_accuracy": inner.new_full((1,), math.nan)}
+        return {"inductive_accuracy": (logits.argmax(-1) == task["query_labels"]).to(inner.dtype).mean().reshape(1)}
 
     def _weights(self, outer: Tensor) -> Tensor:
         return outer[:, : self.network.size]  # of λ, which may end with log γ, or of β
@@ -146,16 +133,14 @@ class FewShot(Problem):
             each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
             return each.view_as(labels).mean(-1)
         if sample is not None and sample.size is not None:
-            rows = sample.indices(labels.shape[0], labels.device)
+            rows = sample.indices(len(labels), labels.device)
             examples, labels = examples[rows], labels[rows]
         # its own seed: dropout masks must not depend on the choice of examples
         noise = None if sample is None else derive_seed(sample.seed, "dropout")
         logits = self._logits(inner, examples, noise)
         if labels.device.type == "cpu" and int(labels.max()) >= logits.shape[1]:  # on a GPU this would synchronise
-            raise ValueError(
-                f"problem.network must have an output for each class of a task, got {logits.shape[1]} outputs and the "
-                f"label {int(labels.max())}"
-            )
+            found = f"{logits.shape[1]} outputs and the label {int(labels.max())}"
+            raise ValueError(f"problem.network must have an output for each class of a task, got {found}")
         return functional.cross_entropy(logits, labels).reshape(1)
 
     def _logits(self, inner: Tensor, examples: Tensor, noise: int | None = None) -> Tensor:

@@ -30,28 +30,18 @@ class Forgetting(Problem):
         kind: ``classification`` or ``regression``.
         ridge: weight of ½ ‖β‖² in g, the intercept's included; it keeps β̂ finite where a block has only one class.
 
-    >>> draw = torch.Generator().manual_seed(0)
-    >>> x = torch.randn(5, 20, 2, generator=draw, dtype=torch.float64)
-    >>> task = {"x": x[:4], "y": (x[:4, :, 0] > 0).double(), "x_new": x[4], "y_new": (x[4, :, 0] > 0).double()}
-    >>> problem = Forgetting(past=4)
-    >>> gradient, inner = problem.hypergradient(problem.initial_outer(0), task)
-    >>> gradient.shape, inner.shape, problem.scores(gradient, inner, task)["accuracy"]
-    (torch.Size([1, 4]), torch.Size([1, 2]), tensor([1.]))
+    >>> Forgetting(past=4).initial_outer(0)
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
 
     def __init__(self, past: int = 30, kind: str = "classification", ridge: float = 5e-3) -> None:
         self.past = at_least("past", past, 2)
         self.kind = one_of("kind", kind, KINDS)
         self.ridge = positive("ridge", ridge)
-        self._groups = ParameterGroups(past=OnSimplex(past))
-
-    @property
-    def groups(self) -> ParameterGroups:
-        return self._groups
+        self.groups = ParameterGroups(past=OnSimplex(past))
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
-        x, y, weights = self._weighted(outer, task, sample)
-        return (weights * self._loss(_fitted(x, inner), y)).sum(-1) + 0.5 * self.ridge * inner.square().sum(-1)
+        return self._objective(*self._weighted(outer, task, sample), inner)
 
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         x, y = task["x_new"].to(inner), task["y_new"].to(inner)
@@ -74,7 +64,6 @@ class Forgetting(Problem):
         return {"loss": "squared error over the target's variance so far: 1 is no better than its mean"}
 
     def solution(self, outer: Tensor, task: Task) -> Tensor:
-        """Return β̂(λ): one linear system, or Newton's method with a line search from zero."""
         return self._solve(outer.double(), _double(task))[0].to(outer)
 
     def hypergradient(self, outer: Tensor, task: Task) -> tuple[Tensor, Tensor]:
@@ -92,8 +81,7 @@ class Forgetting(Problem):
         x, y, places = self._rows(task, inner, sample)
         # coordinate b: the mean over block b of ℓ'(xβ) (x v); of a sample n/s times the sum over its rows in b
         along = self._slope(_fitted(x, inner), y) * _fitted(x, vector)
-        share = self.past / len(y)
-        return inner.new_zeros(outer.shape).index_add_(1, places, along * share)
+        return inner.new_zeros(outer.shape).index_add_(1, places, along * (self.past / len(y)))
 
     def smoothness(self, outer: Tensor, task: Task) -> Tensor:
         # ℓ'' is at most 1/4 for the log loss, and 2 for the squared error
@@ -113,6 +101,9 @@ class Forgetting(Problem):
         # Σ_b λ_b mean_b ℓ = n · mean over all rows of λ_b(i) ℓ_i
         return x, y, outer[:, places] * (self.past / len(y))
 
+    def _objective(self, x: Tensor, y: Tensor, weights: Tensor, inner: Tensor) -> Tensor:
+        return (weights * self._loss(_fitted(x, inner), y)).sum(-1) + 0.5 * self.ridge * inner.square().sum(-1)
+
     def _loss(self, fitted: Tensor, y: Tensor) -> Tensor:
         if self.kind == "regression":
             return (fitted - y).square()
@@ -123,22 +114,14 @@ class Forgetting(Problem):
         return 2 * (fitted - y) if self.kind == "regression" else fitted.sigmoid() - y
 
     def _solve(self, outer: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-        """Return β̂ and ∇²_ββ g at β̂."""
+        """Return β̂ and ∇²_ββ g at β̂; Newton's method halves a step that does not decrease g enough, per lane."""
         x, y, weights = self._weighted(outer, task)
         ridge = self.ridge * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
         if self.kind == "regression":
             hessian = _gram(x, 2 * weights) + ridge
             return torch.linalg.solve(hessian, (2 * weights * y) @ x), hessian
-        return self._newton(x, y, weights, ridge)
-
-    def _newton(self, x: Tensor, y: Tensor, weights: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
-        """Newton's method; a step that does not decrease g enough is halved, per lane."""
-
-        def loss(inner: Tensor) -> Tensor:
-            return (weights * self._loss(_fitted(x, inner), y)).sum(-1) + 0.5 * self.ridge * inner.square().sum(-1)
-
         inner = x.new_zeros(len(weights), x.shape[-1])
-        value, left = loss(inner), math.inf
+        value, left = self._objective(x, y, weights, inner), math.inf
         for _ in range(STEPS):
             chance = _fitted(x, inner).sigmoid()
             hessian = _gram(x, weights * chance * (1 - chance)) + ridge
@@ -150,7 +133,7 @@ class Forgetting(Problem):
             size = torch.ones_like(decrement)
             for _ in range(HALVINGS):
                 after = inner - size.unsqueeze(-1) * step
-                found = loss(after)
+                found = self._objective(x, y, weights, after)
                 # Armijo's rule, up to rounding
                 short = found > value - 0.25 * size * decrement + 1e-14 * value
                 if not bool(short.any()):

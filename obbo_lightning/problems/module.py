@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.oracle import Oracle
@@ -14,7 +15,7 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Sample, derive_seed
 from obbo_lightning.core.validation import instance_of
 from obbo_lightning.networks.flat import Factory, FlatNetwork, Weights
-from obbo_lightning.networks.functional_module import FunctionalModule
+from obbo_lightning.networks.hyperparameters import FunctionalModule
 
 Batch = Any  # here a dict of tensors, in a Trainer whatever its loader gives
 Hyper = dict[str, Tensor]
@@ -43,22 +44,11 @@ class ModuleProblem(Problem):
         scores: further numbers to report, by name, of (module, batch, hyper), on the tensors of a task with the prefix
             ``test_``, or ``validation_`` where there are none.
 
-    >>> from obbo_lightning import OBBO, Positive, online
-    >>> from obbo_lightning.solvers import GradientDescent
-    >>> def fit(model, batch, hyper):
-    ...     shrink = sum(weight.square().sum() for weight in model.parameters())
-    ...     return (model(batch["x"]) - batch["y"]).square().mean() + hyper["decay"] * shrink
-    >>> def validate(model, batch, hyper):
-    ...     return (model(batch["x"]) - batch["y"]).square().mean()
-    >>> problem = ModuleProblem(nn.Linear(3, 1), {"decay": Positive(0.1, upper=10.0)}, fit, validate)
-    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
-    <torch...>
-    >>> sizes = {"train_x": 3, "train_y": 1, "validation_x": 3, "validation_y": 1}
-    >>> tasks = [{name: torch.randn(20, size) for name, size in sizes.items()} for _ in range(5)]
-    >>> algorithm = OBBO(window=1, inner=GradientDescent(steps=10))
-    >>> rounds = list(online(problem, algorithm, tasks, problem.initial_outer(0)))
-    >>> bool(rounds[-1].outer > 0.1)  # the data are pure noise: the best decay is a large one
-    True
+    >>> from obbo_lightning import Positive
+    >>> validate = lambda model, batch, hyper: (model(batch["x"]) - batch["y"]).square().mean()
+    >>> fit = lambda model, batch, hyper: validate(model, batch, hyper) + hyper["decay"] * model.weight.square().sum()
+    >>> ModuleProblem(nn.Linear(3, 1), {"decay": Positive(0.1, upper=10.0)}, fit, validate).initial_outer(0)
+    tensor([[0.1000]])
     """
 
     def __init__(
@@ -70,30 +60,25 @@ class ModuleProblem(Problem):
         scores: Scores | None = None,
     ) -> None:
         self.network = FlatNetwork(model)
-        self.hyper = (
-            hyper if isinstance(hyper, ParameterGroups) else ParameterGroups(instance_of("hyper", hyper, Mapping))
-        )
+        self.is_stochastic = self.network.is_stochastic
+        if not isinstance(hyper, ParameterGroups):
+            hyper = ParameterGroups(instance_of("hyper", hyper, Mapping))
+        self.groups = self.hyper = hyper
         self.training_loss, self.validation_loss, self.score_function = training_loss, validation_loss, scores
         for name, loss in (("training_loss", training_loss), ("validation_loss", validation_loss)):
             if not callable(loss):
                 raise ValueError(f"{name} must be a function of (module, batch, hyper), got {loss!r}")
 
-    @property
-    def groups(self) -> ParameterGroups:
-        return self.hyper
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.network.is_stochastic
-
     def notes(self) -> dict[str, str | int]:
         return {"parameters": self.network.size}
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
-        return self._of_lanes("training_loss", outer, inner, batch_of(task, "train", sample), sample)
+        found = self._of_lanes(self.training_loss, outer, inner, batch_of(task, "train", sample), sample)
+        return torch.stack([require_number("training_loss", loss) for loss in found])
 
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
-        return self._of_lanes("validation_loss", outer, inner, batch_of(task, "validation", sample), sample)
+        found = self._of_lanes(self.validation_loss, outer, inner, batch_of(task, "validation", sample), sample)
+        return torch.stack([require_number("validation_loss", loss) for loss in found])
 
     def initial_inner(self, outer: Tensor, task: Task) -> Tensor:
         if self._start() is not None:
@@ -110,48 +95,36 @@ class ModuleProblem(Problem):
             return {}
         tested = any(name.startswith("test_") for name in task)
         batch = batch_of(task, "test" if tested else "validation", None)
-        lanes = [
-            self.network.apply(beta, self.score_function, batch, self.hyper.values(at))
-            for at, beta in zip(outer, inner, strict=True)
-        ]
+        lanes = self._of_lanes(self.score_function, outer, inner, batch)
         return {name: torch.stack([torch.as_tensor(one[name]).to(inner) for one in lanes]) for name in lanes[0]}
 
     def _start(self) -> str | None:
         """Return the parameter group that β starts from."""
-        for name, group in self.hyper.named.items():
-            if isinstance(group, Weights) and group.size == self.network.size:
-                return name
-        return None
+        weights = {name: group for name, group in self.hyper.named.items() if isinstance(group, Weights)}
+        return next((name for name, group in weights.items() if group.size == self.network.size), None)
 
-    def _of_lanes(self, name: str, outer: Tensor, inner: Tensor, batch: Batch, sample: Sample | None) -> Tensor:
+    def _of_lanes(
+        self, function: Callable[..., Any], outer: Tensor, inner: Tensor, batch: Batch, sample: Sample | None = None
+    ) -> list[Any]:
         # its own seed: dropout masks must not depend on the choice of rows
         noise = None if sample is None else derive_seed(sample.seed, "dropout")
-        function = getattr(self, name)
-        found = [
-            self.network.apply(beta, function, batch, self.hyper.values(at), noise=noise)
-            for at, beta in zip(outer, inner, strict=True)
-        ]
-        return torch.stack([require_number(name, loss) for loss in found])
+        rows = zip(outer, inner, strict=True)
+        return [self.network.apply(beta, function, batch, self.hyper.values(at), noise=noise) for at, beta in rows]
 
 
 class TrainedModuleProblem(Problem):
     """g(λ, β) and f(λ, β) of a module in training, on the batches ``training`` and ``validation`` of a task; one lane.
 
-    Args:
-        network: the module.
-        training_loss: of (module, batch, hyper).
-        validation_loss: of (module, batch, hyper), in evaluation mode.
+    Losses are functions of (module, batch, hyper); the module is in evaluation mode for the validation loss.
     """
 
+    groups: ParameterGroups
+
     def __init__(self, network: FunctionalModule, training_loss: Loss, validation_loss: Loss) -> None:
-        self.network = network
+        self.network, self.groups = network, network.groups
         self.training_loss, self.validation_loss = training_loss, validation_loss
         self.seed = 0  # of losses that draw random numbers
         self._training = torch.zeros(1)  # g where it was differentiated last
-
-    @property
-    def groups(self) -> ParameterGroups:
-        return self.network.groups
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         if not torch.is_grad_enabled():  # reported only, at the (λ, β) at which it has just been differentiated
@@ -174,15 +147,10 @@ class TrainedModuleProblem(Problem):
 
 @dataclass(frozen=True)
 class CurrentWeights(InnerSolver):
-    """The weights that the module has now: its own training is the inner solver.
-
-    Attributes:
-        network: the module.
-        lr: η of a fixed point.
-    """
+    """The weights that the module has now: its own training is the inner solver."""
 
     network: FunctionalModule
-    lr: float
+    lr: float  # η of a fixed point
 
     @property
     def step_size(self) -> float | None:
@@ -194,13 +162,7 @@ class CurrentWeights(InnerSolver):
 
 def cast_floats(batch: Any, dtype: torch.dtype) -> Any:
     """Return a nested batch with its floating-point tensors in this dtype."""
-    if isinstance(batch, Tensor):
-        return batch.to(dtype) if batch.is_floating_point() else batch
-    if isinstance(batch, dict):
-        return {name: cast_floats(value, dtype) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(cast_floats(value, dtype) for value in batch))
-    return type(batch)(cast_floats(value, dtype) for value in batch) if isinstance(batch, (list, tuple)) else batch
+    return tree_map_only(Tensor, lambda values: values.to(dtype) if values.is_floating_point() else values, batch)
 
 
 def require_number(name: str, loss: Any) -> Tensor:

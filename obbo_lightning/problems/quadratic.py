@@ -28,21 +28,14 @@ class Quadratic(Problem):
     def __init__(self, inner_matrix: Tensor, coupling: Tensor, ridge: float = 0.1, noise: float = 0.0) -> None:
         lanes, inner_dim = coupling.shape[:2]
         if inner_matrix.shape != (lanes, inner_dim, inner_dim):
-            raise ValueError(
-                f"inner_matrix must have shape {(lanes, inner_dim, inner_dim)} to match coupling "
-                f"{tuple(coupling.shape)}, got {tuple(inner_matrix.shape)}"
-            )
-        if not torch.allclose(inner_matrix, inner_matrix.mT):
-            raise ValueError("inner_matrix must be symmetric, got one that is not")
-        self.inner_matrix = inner_matrix
-        self.coupling = coupling
+            wanted = f"{(lanes, inner_dim, inner_dim)} to match coupling {tuple(coupling.shape)}"
+            raise ValueError(f"inner_matrix must have shape {wanted}, got {tuple(inner_matrix.shape)}")
+        self.inner_matrix, self.coupling = inner_matrix, coupling
         self.ridge = nonnegative("ridge", ridge)
         self.noise = nonnegative("noise", noise)
         self._eigenvalues = torch.linalg.eigvalsh(inner_matrix)
-        if not bool((self._eigenvalues > 0).all()):
-            raise ValueError(
-                f"inner_matrix must be positive definite, got an eigenvalue of {float(self._eigenvalues.min())!r}"
-            )
+        if not torch.allclose(inner_matrix, inner_matrix.mT) or not bool((self._eigenvalues > 0).all()):
+            raise ValueError("inner_matrix must be symmetric and positive definite, got one that is not")
         self.response = torch.linalg.solve(inner_matrix, coupling)  # S = ∂β̂/∂λ
 
     def inner_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
@@ -78,16 +71,6 @@ class Quadratic(Problem):
 
     def smoothness(self, outer: Tensor, task: Task) -> Tensor:
         return self._eigenvalues[:, -1]
-
-    @property
-    def strong_convexity(self) -> Tensor:
-        """μ_g ``[lanes]``."""
-        return self._eigenvalues[:, 0]
-
-    @property
-    def outer_smoothness(self) -> Tensor:
-        """ℓ_{F,1} = ridge + ‖S‖² ``[lanes]``."""
-        return self.ridge + torch.linalg.matrix_norm(self.response, ord=2).square()
 
     def _noise(self, inner: Tensor, sample: Sample | None) -> Tensor:
         if sample is None or sample.size is None or self.noise == 0:

@@ -24,7 +24,7 @@ from obbo_lightning.core.randomness import Key, derive_seed
 from obbo_lightning.core.round import Round, run_round
 from obbo_lightning.core.step_size import DEFAULT_SCALE
 from obbo_lightning.core.validation import at_least, instance_of, one_of, positive
-from obbo_lightning.networks.functional_module import FunctionalModule
+from obbo_lightning.networks.hyperparameters import FunctionalModule
 from obbo_lightning.problems.module import CurrentWeights, Loss, TrainedModuleProblem
 from obbo_lightning.training.distributed import Processes
 

@@ -29,12 +29,7 @@ ADAPTIVE = AdaptiveDiagonal(0.9, 1e-8)
 # inner solver, estimator, memory with its window and discount, geometry
 DEFAULTS = {
     "obbo": (GradientDescent(20, 0.1), FixedPoint(5), (HypergradientWindow, 10, 1.0), ADAPTIVE),
-    "sobbo": (
-        GradientDescent(20, 0.1, batch_size=10),
-        StochasticNeumann(10),
-        (HypergradientWindow, 10, 1.0),
-        ADAPTIVE,
-    ),
+    "sobbo": (GradientDescent(20, 0.1, batch_size=10), StochasticNeumann(10), (HypergradientWindow, 10, 1.0), ADAPTIVE),
     "sobow": (
         GradientDescent(1, 0.1),
         ConjugateGradient(5, warm_start=True),

@@ -21,8 +21,7 @@ from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
 
 needs_learn2learn = pytest.mark.skipif(
-    importlib.util.find_spec("learn2learn") is None,
-    reason="learn2learn is not installed: docker/install-learn2learn",
+    importlib.util.find_spec("learn2learn") is None, reason="learn2learn is not installed: docker/install-learn2learn"
 )
 SMALL = {"image_size": 16, "ways": 3, "shots": 2, "queries": 3}
 FAST = ["--rounds", "3", "--evaluation.tasks", "2", "--problem.network.filters", "4", "--algorithm.inner.steps", "2"]

@@ -97,8 +97,7 @@ class Untyped(Box):
         super().__init__(lo, hi)
 
 class Lacking(InnerSolver):
-    def __call__(self, oracle, previous):
-        return previous
+    pass
 
 def make(ways: int, shape, hidden: int = 4):
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], hidden), nn.Linear(hidden, ways))
@@ -144,7 +143,7 @@ def folder(tmp_path, monkeypatch):
             "algorithm.geometry Raises: the moon is not full",
         ),
         (["--algorithm.domain", "mine.py:Untyped"], "algorithm.domain.lo must be given, got none"),
-        (["--algorithm.inner", "mine.py:Lacking"], "algorithm.inner must have the methods step_size"),
+        (["--algorithm.inner", "mine.py:Lacking"], "algorithm.inner must have the methods __call__"),
         (["--algorithm", "mine.py"], "algorithm must name a class in the file"),
         (
             ["--data", "mine.py:Clicks", "--rounds", "9", "--algorithm.inner.start", "outer"],

@@ -123,7 +123,7 @@ def _write_entry_point(folder, line):
         ("geometry", "registry_mine.py:Mine", "geometry must extend Geometry, got 'registry_mine.py:Mine', which does"),
         ("algorithm", "registry_mine.NoComponent", "algorithm must extend Algorithm, got 'registry_mine.NoComponent'"),
         ("algorithm", "mine.py", "algorithm must name a class in the file, mine.py:Class, got 'mine.py'"),
-        ("inner", "obbo_lightning.solvers.InnerSolver", "inner must have the methods __call__, step_size, got"),
+        ("inner", "obbo_lightning.solvers.InnerSolver", "inner must have the methods __call__, got"),
         ("data", "no.such.Thing", "data 'no.such.Thing' cannot be loaded: ModuleNotFoundError: No module named 'no'"),
     ],
 )

@@ -7,7 +7,7 @@ from threading import Barrier
 
 import pytest
 import torch
-from toy import Nonlinear, Proximal, toy_point, toy_task
+from toy import Proximal, toy_point, toy_task
 
 from obbo_lightning import OAGD, OBBO, OuterStep
 from obbo_lightning.core.distributed import Shard
@@ -99,12 +99,6 @@ def test_a_lane_that_is_not_finite_in_another_process_is_skipped_in_every_proces
     found = run_round(STREAM.problem, algorithm, step, STREAM[0], InnerState(), Key(), shard)
     assert found.skipped.tolist() == [False, True, False, False, False]
     assert (found.outer == start).all(-1).tolist() == found.skipped.tolist()
-
-
-def test_a_problem_that_cannot_be_divided_by_lanes_is_refused():
-    step = OuterStep(torch.nn.Parameter(toy_point()), OBBO())
-    with pytest.raises(ValueError, match="Nonlinear cannot be divided by lanes: it has no select_lanes"):
-        run_round(Nonlinear(), OBBO(), step, toy_task(), InnerState(), Key(), Shard(lanes=slice(0, 1)))
 
 
 class Stackable(Proximal):

@@ -6,8 +6,6 @@ import pytest
 import torch
 from toy import F64, normal
 
-from obbo_lightning import OnSimplex
-from obbo_lightning.core.domains import entropic_simplex
 from obbo_lightning.domains import Box, L2Ball, Nonnegative, RealSpace, Simplex
 from obbo_lightning.geometry import DiagonalQuadratic
 from obbo_lightning.regularizers import NoRegularizer
@@ -52,17 +50,6 @@ def test_projections_are_the_nearest_points(domain):
 def test_the_extent_is_the_size_of_lambda_or_of_the_domain(domain, extent):
     outer = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=F64)
     assert domain.extent(outer).flatten().tolist() == pytest.approx(extent)
-
-
-def test_impossible_floors_are_refused():
-    for project in (Simplex(0.25).project, lambda weights: entropic_simplex(weights, 0.25)):
-        with pytest.raises(ValueError, match=r"domain.floor must be less than 1/4 for 4 weights, got 0.25"):
-            project(torch.full((1, 4), 0.25))
-    with pytest.raises(ValueError, match="start must lie in"):
-        OnSimplex(2, start=[0.95, 0.05], floor=0.1)
-    with pytest.raises(ValueError, match=r"domain.floor must be zero or a positive finite number, got -0.1"):
-        Simplex(-0.1)
-    assert OnSimplex(4, floor=0.1).domain == Simplex(0.1)
 
 
 @pytest.mark.parametrize(

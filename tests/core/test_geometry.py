@@ -4,7 +4,6 @@ import pytest
 import torch
 from toy import F64
 
-from obbo_lightning import BregmanProx
 from obbo_lightning.domains import Box, L2Ball, Nonnegative, RealSpace, Simplex
 from obbo_lightning.geometry import AdaptiveDiagonal, Burg, DiagonalQuadratic, Euclidean, NegativeEntropy
 from obbo_lightning.regularizers import L1, ElasticNet, NoRegularizer, SquaredL2
@@ -69,15 +68,6 @@ def test_the_strong_convexity_is_the_documented_one():
     assert NegativeEntropy().strong_convexity(Box(0.0, 4.0)) == 1 / 4
     assert NegativeEntropy().strong_convexity(Nonnegative()) == 0
     assert Burg().strong_convexity(Box(0.0, 4.0)) == 1 / 16
-
-
-@pytest.mark.parametrize(("geometry", "regularizer", "domain"), REFUSED, ids=str)
-def test_other_combinations_are_refused_with_the_list_of_supported_ones(geometry, regularizer, domain):
-    outer = torch.nn.Parameter(torch.full((1, 4), 0.25))
-    with pytest.raises(ValueError, match="these are") as refusal:
-        BregmanProx([outer], 0.1, geometry, regularizer, domain)
-    for line in ("Euclidean, AdaptiveDiagonal:", "NegativeEntropy:", "Burg:", type(domain).__name__):
-        assert line in str(refusal.value)
 
 
 def test_the_supported_combinations_are_the_documented_ones():

@@ -2,22 +2,13 @@
 
 import pytest
 import torch
-from toy import (
-    F64,
-    Nonlinear,
-    Proximal,
-    dense_hessian,
-    dense_outer_gradients,
-    newton_solution,
-    toy_point,
-    toy_task,
-)
+from toy import F64, Nonlinear, Proximal, dense_hessian, dense_outer_gradients, newton_solution, toy_point, toy_task
 
 from obbo_lightning import Problem
-from obbo_lightning.core.hypergradients.base import relative_norm
+from obbo_lightning.core.hypergradients import relative_norm
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.hypergradients import ClosedForm, ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
+from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
 from obbo_lightning.solvers import ExactSolution, GradientDescent
 from obbo_lightning.streams.quadratic import QuadraticTasks
 from obbo_lightning.testing import central_difference
@@ -236,24 +227,3 @@ def test_relative_norms_are_zero_of_zero_and_infinite_after_an_overflow():
     assert relative_norm(one, 2 * one).tolist() == [0.5]
     assert relative_norm(nan, one).tolist() == [torch.inf]
     assert relative_norm(nan, nan).isnan().tolist() == [True]  # the task itself is NaN
-
-
-class WrongShapes(Nonlinear):
-    def hypergradient(self, outer, task):
-        return outer[:, :1], outer
-
-    def smoothness(self, outer, task):
-        return torch.zeros(len(outer), dtype=F64)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "message"),
-    [
-        (ClosedForm(), r"WrongShapes.hypergradient must return shape \(2, 3\), got \(2, 1\)"),
-        (StochasticNeumann(3), r"WrongShapes.smoothness must be positive, got 0.0"),
-    ],
-    ids=["closed form", "smoothness"],
-)
-def test_impossible_values_of_a_problem_are_refused(estimator, message):
-    with pytest.raises(ValueError, match=message):
-        estimate(estimator, GradientDescent(), WrongShapes(), toy_point(), toy_task(), toy_point())

@@ -27,16 +27,11 @@ def test_window_is_its_definition(window, discount, rounds):
     memory = HypergradientWindow(window, discount)
     assert memory.newest is None
     for t, (value, expected) in enumerate(zip(values, window_from_definition(values, window, discount), strict=True)):
-        assert torch.allclose(memory.push(value), expected, rtol=1e-13, atol=1e-15)
+        given = value.clone()
+        assert torch.allclose(memory.push(given), expected, rtol=1e-13, atol=1e-15)
+        given.fill_(9.0)  # the window has a copy
         assert memory.fill == min(t + 1, window)
         assert torch.equal(memory.newest, value)
-
-
-def test_window_copies_the_hypergradient():
-    memory, value = HypergradientWindow(2), torch.ones(1, 1)
-    memory.push(value)
-    value.fill_(9.0)
-    assert memory.push(torch.zeros(1, 1)).tolist() == [[0.5]]
 
 
 def test_window_does_not_drift_in_a_hundred_thousand_rounds():
@@ -97,17 +92,6 @@ def test_window_continues_from_its_state(discount, generator):
     assert torch.equal(third.push(values[13]), expected[13])
 
 
-def test_window_refuses_another_shape_and_another_length():
-    memory = HypergradientWindow(3)
-    memory.push(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"hypergradient must keep the shape \(2, 3\), got \(2, 4\)"):
-        memory.push(torch.zeros(2, 4))
-    with pytest.raises(ValueError, match="window must be 3 to continue from this state, got 4"):
-        HypergradientWindow(4).load_state_dict(memory.state_dict())
-    with pytest.raises(ValueError, match="windows must agree in length, discount and rounds to be joined"):
-        memory.join(HypergradientWindow(3))
-
-
 @pytest.mark.parametrize(
     ("memory", "merged"),
     [(NoMemory(), 6.0), (HypergradientWindow(4), 1.5), (TaskWindow(4), 2.0)],
@@ -133,12 +117,8 @@ def test_task_window_recalls_the_last_w_tasks_in_order_with_their_own_inner_stat
         starts = [float(entry.state.inner) for entry in recalled]
         assert starts == [*(10.0 * (i - 1) + n for n in numbers[:-1]), 100.0 + i]
         assert memory.fill == min(i, 3)  # recalling changes nothing
-        memory.keep(
-            [
-                [TaskEntry(e.task, InnerState(torch.tensor([[10.0 * i + n]])))]
-                for e, n in zip(recalled, numbers, strict=True)
-            ]
-        )
+        ends = [InnerState(torch.tensor([[10.0 * i + n]])) for n in numbers]
+        memory.keep([[TaskEntry(entry.task, end)] for entry, end in zip(recalled, ends, strict=True)])
 
 
 def test_task_window_continues_from_its_state_with_complete_inner_states():
@@ -152,14 +132,11 @@ def test_task_window_continues_from_its_state_with_complete_inner_states():
         assert torch.equal(getattr(recalled[0][0].state, name), value), name
 
 
-def test_inner_states_are_mapped_and_selected_by_lane():
+def test_inner_states_are_mapped_selected_and_joined_by_lane():
     state = InnerState(*(torch.tensor([[n], [n + 10.0]]) for n in range(2)))
     second = state.map(lambda value: value / 2).lanes(slice(1, 2))
     assert [second.inner.tolist(), second.linear_solution.tolist(), second.solver_state] == [[[5.0]], [[5.5]], None]
     assert InnerState(**state.state_dict()) == state
-
-
-def test_joined_inner_states_are_lanes_in_the_order_of_the_tasks():
     states = [InnerState(torch.full((1, 2), float(n)), None if n == 1 else torch.ones(1, 2)) for n in range(3)]
     joined = InnerState.join(states)
     assert joined.inner.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]

@@ -137,15 +137,6 @@ def test_the_adaptive_scale_recovers_from_a_square_that_overflows():
     assert float(before - outer.detach()) > 0.05
 
 
-def test_burg_stays_above_zero():
-    outer = torch.nn.Parameter(torch.full((1, 1), 1e-30))
-    optimizer = BregmanProx([outer], lr=1.0, geometry=Burg(), domain=Box(0.0, 1.0))
-    for _ in range(3):
-        outer.grad = torch.full((1, 1), 3e38)
-        optimizer.step()
-    assert float(outer.detach()) >= torch.finfo(torch.float32).tiny
-
-
 def test_torch_optimizers_with_one_step_size_for_all_groups_are_torchs_own_and_projected(generator):
     groups = ParameterGroups(init=Real([0.5, -0.5]), smoothing=Interval(0.0, 0.3))
     ours, theirs = (torch.nn.Parameter(groups.start(dtype=F64)) for _ in range(2))
@@ -155,17 +146,11 @@ def test_torch_optimizers_with_one_step_size_for_all_groups_are_torchs_own_and_p
         optimizer.step()
         reference.step()
         theirs.data[:, 2].clamp_(0.0, 0.3)
-        assert torch.equal(ours.grad, direction)
         assert torch.allclose(ours, theirs, rtol=1e-13, atol=1e-15)
-
-
-def test_the_gradient_that_a_caller_keeps_is_not_changed():
-    groups = ParameterGroups(init=Real([0.5, -0.5]))
-    outer, kept = torch.nn.Parameter(groups.start()), torch.tensor([[3.0, -4.0]])
-    optimizer = SGDM(lr="auto").optimizer(outer, groups)
-    outer.grad = kept
-    optimizer.step()
-    assert kept.tolist() == [[3.0, -4.0]]
+    kept = torch.tensor([[3.0, -4.0, 1.0]], dtype=F64)  # by the caller, and not changed
+    ours.grad = kept
+    SGDM(lr="auto").optimizer(ours, groups).step()
+    assert kept.tolist() == [[3.0, -4.0, 1.0]]
 
 
 @pytest.mark.parametrize("lr", [0.2, "auto"])
@@ -186,11 +171,3 @@ def test_a_schedule_multiplies_the_steps_of_all_groups(lr):
     assert torch.allclose(full[:, 2:], 0.4 * direction[:, 2:])
     for found in (gradient, same_gradient):  # of a Euclidean step it is q, whatever α is
         assert torch.allclose(found, direction)
-
-
-def test_step_sizes_that_are_not_positive_are_refused():
-    outer = torch.nn.Parameter(torch.ones(1, 2))
-    with pytest.raises(ValueError, match="lr must be a positive finite number, got 0"):
-        BregmanProx([outer], lr=0.0)
-    with pytest.raises(ValueError, match="lr must be a positive finite number, got -1"):
-        BregmanProx([outer]).add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": -1.0})

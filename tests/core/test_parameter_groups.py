@@ -1,12 +1,10 @@
 """Parameter groups of λ: their joint step against SciPy, whose setting is used, names, and refusals."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from toy import F64
+from toy import F64, example_groups
 
 from obbo_lightning import (
     OAGD,
@@ -113,12 +111,6 @@ def test_the_step_of_all_groups_is_scipys_joint_minimiser(mix, size):
     generalized = optimizer.generalized_gradient(torch.tensor(start).unsqueeze(0), outer)[0].numpy()
     for name, where in groups.slices.items():
         assert generalized[where] == pytest.approx((start[where] - x[where]) / LR[name])
-
-
-def example_groups():
-    return ParameterGroups(
-        decay=Positive(1e-2), sources=OnSimplex(3), smoothing=Interval(0.0, 0.3), init=Real([0.5, -0.5])
-    )
 
 
 def test_views_of_groups_are_differentiable_and_coordinates_have_their_names():
@@ -246,55 +238,3 @@ def test_defaults_are_those_of_the_kind_of_number():
     assert {(group.lr, type(group.regularizer)) for group in kinds.values()} == {("auto", NoRegularizer)}
     assert kinds["decay"].domain == Box(float(torch.finfo(torch.float32).tiny), float("inf"))
     assert [group.start().tolist() for group in kinds.values()] == [[1.0], [0.25] * 4, [0.15], [0.0]]
-
-
-def optimizer(algorithm, groups=None, start=None):
-    groups = groups or example_groups()
-    return algorithm.optimizer(torch.nn.Parameter(groups.start() if start is None else start), groups)
-
-
-REFUSED = {
-    "no group": (lambda: ParameterGroups(), "groups must have at least one parameter group, got none"),
-    "name": (lambda: ParameterGroups({"a b": Real()}), "groups must have names of letters, digits and _, got 'a b'"),
-    "no mapping": (lambda: ParameterGroups([Real()]), "groups must be a mapping from names to parameter groups"),
-    "no group class": (lambda: ParameterGroups(a=3.0), "a must be a parameter group, such as Positive(0.1) or"),
-    "start outside": (lambda: Interval(0.0, 0.3, 0.5), "start must lie in Box(lower=0.0, upper=0.3), got [0.5]"),
-    "zero": (lambda: Positive(0.0), "start must be above 0, and at most its upper end, got"),
-    "order": (lambda: Interval(1.0, 0.0), "low must be smaller than high, both finite, got 1.0 and 0.0"),
-    "size": (lambda: OnSimplex(1), "size must be an integer of at least 2, got 1"),
-    "sizes": (lambda: Real([1.0, 2.0], size=3), "start must be a number or a list of 3, got the shape [2]"),
-    "empty": (lambda: Real([]), "start must be a number or a list of numbers, got the shape [0]"),
-    "no start": (lambda: ParameterGroup(None, Euclidean()).start(), "start must be given where λ has no parameter"),
-    "lr": (lambda: Real(lr="fast"), "lr must be a positive finite number or auto, got 'fast'"),
-    "combination": (lambda: Positive(1.0, geometry=Burg()), "these are:"),
-    "scale": (lambda: OBBO(scale=0.0), "scale must be a positive finite number, got 0.0"),
-    "overrides": (lambda: OBBO(groups=["decay"]), "algorithm.groups must be settings of parameter groups, by name"),
-    "override": (lambda: OBBO(groups={"decay": 0.1}), "algorithm.groups.decay must be keys and values, got 0.1"),
-    "unknown setting": (lambda: OBBO(groups={"a": {"w": 3}}), "of lr, scale, geometry, regularizer, domain, got 'w'"),
-    "SOBOW": (lambda: SOBOW(groups={"a": {"geometry": Burg()}}), "groups.a must be of lr, scale, regularizer, domain"),
-    "Adam": (lambda: Adam(groups={"a": {"geometry": Burg()}}), "algorithm.groups.a must be of lr, scale, domain, got"),
-    "unknown group": (lambda: optimizer(OBBO(groups={"x": {}})), "algorithm.groups must be of decay, sources, smoo"),
-    "negative": (lambda: optimizer(OBBO(groups={"decay": {"lr": -1}})), "algorithm.groups.decay.lr must be a positive"),
-    "no object": (lambda: optimizer(OBBO(groups={"decay": {"geometry": "x"}})), "decay.geometry must be an instance"),
-    "geometry of all": (lambda: optimizer(OBBO(geometry=Burg())), "algorithm.groups.decay.geometry Burg() with"),
-    "L1": (
-        lambda: optimizer(Adam(), ParameterGroups(a=Real(regularizer=L1(1.0)))),
-        "groups.a.regularizer must be none",
-    ),
-    "size of λ": (
-        lambda: optimizer(Adam(), start=torch.ones(1, 6)),
-        "the 7 coordinates of its parameter groups (decay",
-    ),
-    "λ outside": (lambda: optimizer(OBBO(), start=2 * example_groups().start()), "outer start must lie in"),
-    "no groups": (
-        lambda: OBBO(groups={"decay": {"lr": 0.1}}).optimizer(torch.nn.Parameter(torch.ones(1, 1))),
-        "algorithm.groups must be none for a problem without parameter groups, got decay",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_impossible_groups_are_refused(case):
-    make, message = REFUSED[case]
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make()

@@ -88,7 +88,7 @@ def execute(runs, jobs=1, launcher=None):
     failed = run_all(planned, runs[0].path.parent, own, Console(file=io.StringIO()))
     if launcher is None:
         own.stop()
-    return {failure.run: failure.reason for failure in failed}
+    return failed
 
 
 def pids(runs):
@@ -255,7 +255,7 @@ run = RunDirectory(Path({str(run.path)!r}))
 launch.prepare = lambda planned, root: [run]
 try:
     launch.run_all([launch.PlannedRun("a", {{"rounds": 1}})], run.path.parent, launch.LocalLauncher(1), Console())
-except launch.Interrupted as stop:
+except launch.GridError as stop:
     print(stop)
     raise SystemExit(stop.exit_code)
 """
@@ -328,8 +328,7 @@ def test_a_signal_ends_the_command_with_its_code_and_handlers_are_restored(fake_
     ],
 )
 def test_runs_that_fail_for_one_reason_are_one_line(reasons, error, output, monkeypatch, capsys, tmp_path):
-    failed = [launch.Failure(run, reason) for run, reason in reasons.items()]
-    monkeypatch.setattr("obbo_lightning.cli.compare.run_all", lambda *arguments: failed)
+    monkeypatch.setattr("obbo_lightning.cli.compare.run_all", lambda *arguments: reasons)
     (tmp_path / "grid.yaml").write_text("compare: g\nbase: quadratic\ngrid: {seed: [0, 1, 2, 3]}\n")
     assert cli.main(["compare", "--config", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]) == 1
     printed = capsys.readouterr()

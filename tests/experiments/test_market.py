@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import polars as pl
 import pytest
 from scipy import stats
 
@@ -14,52 +13,28 @@ def numbers(cell):
     return [float(word) for word in re.findall(r"[-+]?\d+\.?\d*", cell)]
 
 
-def test_numbers_are_means_over_the_seeds_that_all_have(make_market_run):
+def test_runs_with_other_events_another_seed_or_damaged_files_are_left_out(make_market_run):
     errors = np.arange(2.0, 5.0)
-    runs = [make_market_run("obbo", seed, errors + seed) for seed in (0, 1, 2)]
-    runs += [make_market_run("adam", seed, errors + 3 + seed) for seed in (1, 2)]
-    runs += [make_market_run("sgdm", 1, (1.0, 2.0)), make_market_run("oagd", 1)]
+    runs = [make_market_run("adam", 0, errors + 3), make_market_run("obbo", 0, errors), make_market_run("obbo", 1)]
+    runs += [make_market_run("sgdm", 0, (1.0, 2.0)), make_market_run("oagd", 0)]
     runs[-1].directory.lanes.write_text("?")
     found, left_out = read_market(runs)
-    reasons = {one.path.name.partition("-")[0]: one.reason for one in left_out}
-    assert reasons["sgdm"] == "it has other events than the first run"
-    assert reasons["oagd"].startswith("it is damaged: ")
-    assert reasons["obbo"] == "not all algorithms have the seed 0"
+    reason = "it has other events, or another seed, than the first run"
+    assert left_out[:2] == [f"{run.directory.path} is left out: {reason}" for run in runs[2:4]]
+    assert left_out[2].startswith(f"{runs[4].directory.path} is left out: it is damaged: ")
     assert found.labels == ["obbo", "adam"]
-    assert found.column("obbo", "test_mse").tolist() == [3.5, 4.5, 5.5]
-    assert found.column("adam", "weight").tolist() == [6.5, 7.5, 8.5]
-
-
-def test_what_cannot_be_compared_is_refused(make_market_run):
-    with pytest.raises(ValueError, match=r"needs a seed that all have, got \[0\] for obbo; \[1\] for adam"):
-        read_market([make_market_run("obbo", 0), make_market_run("adam", 1)])
-    with pytest.raises(ValueError, match=r"one seed where each has its own simulated prices, got \[0, 1\]"):
-        read_market([make_market_run("obbo", seed, naive=np.arange(3.0) + seed) for seed in (0, 1)])
-    damaged = make_market_run()
-    damaged.directory.lanes.write_text("?")
+    assert found.column("adam", "test_mse").tolist() == [5.0, 6.0, 7.0]
     with pytest.raises(ValueError, match=r"report needs finished runs, and found none: .* it is damaged"):
-        read_market([damaged])
+        read_market(runs[-1:])
 
 
-def test_regrets_are_medians_over_events_of_means_over_seeds(make_market_run):
-    rng = np.random.default_rng(0)
-    regrets = {label: rng.exponential(size=(2, 2, 6)) for label in ("obbo", "adam")}
-    errors = {label: rng.exponential(size=(2, 6)) for label in regrets}
-    runs = [
-        make_market_run(label, seed, errors[label][seed], regret=regrets[label][seed], rounds=(30, 60))
-        for label in regrets
-        for seed in (0, 1)
-    ]
-    found, left_out = read_market(runs)
-    assert left_out == []
-    for label in regrets:
-        assert np.allclose(found.column(label, "test_mse"), errors[label].mean(0))
-        curves = regrets[label].mean(0)
-        middle = found.regret.filter(pl.col("label") == label)
-        median = np.median(curves, axis=1)
-        assert middle["round"].to_list() == [30, 60]
-        assert np.allclose(middle["median"], median)
-        assert np.allclose(middle["mad"], np.median(np.abs(curves - median[:, None]), axis=1))
+def test_regrets_are_medians_over_events(make_market_run):
+    curves = np.random.default_rng(0).exponential(size=(2, 6))
+    found, _ = read_market([make_market_run("obbo", 0, np.ones(6), regret=curves, rounds=(30, 60))])
+    median = np.median(curves, axis=1)
+    assert found.regret["round"].to_list() == [30, 60]
+    assert np.allclose(found.regret["median"], median)
+    assert np.allclose(found.regret["mad"], np.median(np.abs(curves - median[:, None]), axis=1))
 
 
 def test_errors_intervals_and_p_values_are_by_day(make_market_run):

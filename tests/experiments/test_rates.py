@@ -52,19 +52,18 @@ def test_rates_are_fitted_over_the_setting_that_the_stream_names():
 
 
 def test_intervals_are_those_of_scipy():
-    line = power_law(noise=0.3).lines("rounds")["oagd"]
-    slopes = [linregress(np.log(line.x), np.log(row)).slope for row in line.values]
+    x, y = next(power_law(noise=0.3).lines()).lines["oagd"]
+    slopes = [linregress(np.log(x), np.log(row)).slope for row in y]
     interval = ttest_1samp(slopes, 0).confidence_interval(0.95)
-    fit = fit_power_law(line.x, line.values)
-    assert np.allclose([fit.exponent, fit.low, fit.high], [np.mean(slopes), interval.low, interval.high], rtol=1e-12)
-    assert fit.high - fit.low > 0.05
-    assert fit_power_law(line.x, line.values[:1]).low is None  # one seed has no interval
+    slope, half = fit_power_law(x, y)
+    assert np.allclose([slope - half, slope + half], [interval.low, interval.high], rtol=1e-12)
+    assert half > 0.025
+    assert fit_power_law(x, y[:1])[1] is None  # one seed has no interval
 
 
 def test_a_seed_without_all_points_is_not_fitted():
     streams = power_law(noise=0.3).streams
     fewer = Rates(streams.filter((pl.col("seed") != 2) | (pl.col("rounds") != 200)))
-    assert [len(line.values) for line in fewer.lines("rounds").values()] == [3, 3]
     assert [row[1] for row in fewer.tables()[0].rows] == ["3", "3"]
 
 
@@ -72,8 +71,7 @@ def test_of_several_values_with_as_many_lengths_the_smallest_is_fixed():
     rows = [("obbo", 0, rounds, number, 1.0) for number in (8.0, 2.0, 4.0) for rounds in (50, 100)]
     rows.append(("obbo", 0, 50, 1.0, 1.0))
     rates = Rates(pl.DataFrame(rows, ["label", "seed", "rounds", "condition_number", "regret"], orient="row"))
-    assert rates.fixed_value("rounds") == 2.0
-    assert rates.fixed_value("condition_number") == 50.0
+    assert [lines.regret for lines in rates.lines()] == ["regret(T)/T at κ = 2", "regret at T = 50"]
 
 
 def test_rates_have_a_row_for_each_run_with_an_exact_regret(make_run):
@@ -91,9 +89,8 @@ def test_rates_have_a_row_for_each_run_with_an_exact_regret(make_run):
     assert not has_rates(runs[:1])
     bad = [make_run("obbo", seed, metrics={"regret/exact": v}) for seed, v in ((5, 0.0), (6, np.inf), (7, -1.0))]
     rates, left_out = read_rates([*runs, *bad])
-    assert [one.reason for one in left_out] == [f"its exact regret is {value}" for value in (0.0, np.inf, -1.0)]
+    assert [one.rpartition(": ")[2] for one in left_out] == [f"its exact regret is {v}" for v in (0.0, np.inf, -1.0)]
     assert set(rates.streams.rows()) == expected
-    assert rates.labels == ["obbo", "sobow"]
     with pytest.raises(ValueError, match=r"report needs an exact regret, and found none: .* its exact regret is 0\.0"):
         read_rates(bad[:1])
 
@@ -138,5 +135,5 @@ def test_average_regret_falls_for_every_windowed_algorithm(report):
 def test_a_report_on_rates_is_made_again_from_its_csv(report, tmp_path):
     assert cli.main(["report", str(report / "out"), "--output", str(tmp_path)]) == 0
     names = {p.name for p in Path(tmp_path).iterdir()}
-    assert {"report.html", "rates.png", "rates.svg", "rates.tex", "streams.csv"} <= names
+    assert {"report.html", "rates.png", "rates.svg", "streams.csv"} <= names
     assert (tmp_path / "rates.md").read_bytes() == (report / "out" / "rates.md").read_bytes()

@@ -16,8 +16,9 @@ import pytest
 
 from obbo_lightning import cli, plot_comparison
 from obbo_lightning.cli.report import terminal_table
-from obbo_lightning.experiments.report import Ranking, describe_runs, ranks_table, read_ranking, settings_table
-from obbo_lightning.experiments.report_data import Score, Table
+from obbo_lightning.experiments.report import ranks_table, settings_table
+from obbo_lightning.experiments.report_data import Score, Table, report_style
+from pages.market_event import draw
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
 COMMITTED = Path(__file__).parents[2] / "docs" / "experiments"
@@ -109,7 +110,7 @@ class Images(HTMLParser):
 def test_the_page_stands_alone(report):
     page, images = (report / "report.html").read_text(), Images()
     images.feed(page)
-    assert len(images.found) == 5
+    assert len(images.found) == 3
     for image in images.found:
         kind, data = image["src"].split(",")
         assert kind == "data:image/svg+xml;base64"
@@ -128,11 +129,10 @@ def test_a_report_is_made_again_from_its_csv_files(report, tmp_path):
     assert cli.main(["report", str(report), "--output", str(tmp_path / "again"), "--title", title]) == 0
     assert sorted(p.name for p in (tmp_path / "again").iterdir()) == sorted(p.name for p in report.iterdir())
     for path in (*report.glob("*.md"), *report.glob("*.csv")):
-        if path.name != "facts.csv":  # which has what it was made from
-            assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
     page = (tmp_path / "again" / "report.html").read_text()
     assert "<script>" not in page
-    for text in ("outer step α", "regret window w_R", "higher is better", "the CSV files of an earlier report"):
+    for text in ("regret_window", "algorithm.inner.name", "gradient_descent", "higher is better"):
         assert text in page
 
 
@@ -153,7 +153,6 @@ def test_the_figures_of_a_report_are_there_for_a_notebook(runs, report):
         (["{runs}", "--output"], "report: argument --output: expected one argument"),
         (["{runs}", "--format", "x"], "report: unrecognized arguments: --format x"),
         (["{runs}", "--reference", "oagd"], "--reference must be one of obbo; sobow; adam, got 'oagd'"),
-        (["{runs}", "--event", "AMD 2021-11-08"], "--event needs market runs with their prices"),
         (["{runs}", "--output", "{file}"], "--output must be a folder that can be made"),
         (["{runs}", "--output", "{run}"], "--output must not be a run directory"),
     ],
@@ -188,8 +187,7 @@ def market(tmp_path_factory):
     for algorithm, window in (("sobow", "3"), ("obbo", "3"), ("obbo", "1"), ("adam", None)):
         flags = ["--algorithm", algorithm] + (["--algorithm.window", window] if window else [])
         assert cli.main(["fit", *MARKET, *flags, "--output", str(root / "runs")]) == 0
-    event = ["--event", "SIM003 2021-01-06"]
-    assert cli.main(["report", str(root / "runs"), "--output", str(root / "out"), *event]) == 0
+    assert cli.main(["report", str(root / "runs"), "--output", str(root / "out")]) == 0
     return root
 
 
@@ -206,14 +204,22 @@ def test_the_market_table_is_that_of_numpy(market):
 
 def test_a_market_report_has_its_figures_and_is_made_again(market, tmp_path):
     names = {p.name for p in (market / "out").iterdir()}
-    figures = {"regret", "gradient_norms", "forecast_errors", "SIM003_subsets", "SIM003_forecasts"}
+    figures = {"regret", "gradient_norms", "forecast_errors"}
     files = {f"{name}.{kind}" for name in figures for kind in ("png", "svg")}
-    files |= {f"{name}.{kind}" for name in ("table", "paired", "settings") for kind in ("md", "csv", "tex")}
-    assert files | {"events.csv", "regret.csv", "facts.csv", "report.html"} == names
+    files |= {f"{name}.{kind}" for name in ("table", "paired", "settings") for kind in ("md", "csv")}
+    assert files | {"events.csv", "regret.csv", "report.html"} == names
     assert cli.main(["report", str(market / "out"), "--output", str(tmp_path)]) == 0
-    assert {p.name for p in tmp_path.iterdir()} == {n for n in names if not n.startswith("SIM003")}  # needs its prices
+    assert {p.name for p in tmp_path.iterdir()} == names
     for name in ("table.md", "paired.md", "events.csv", "regret.csv"):
         assert (tmp_path / name).read_bytes() == (market / "out" / name).read_bytes()
+
+
+def test_an_event_is_drawn_with_the_forecast_of_every_run(market):
+    with report_style():
+        subsets, forecasts = draw(market / "runs", "SIM003", "2021-01-06")
+    assert (subsets.name, forecasts.name) == ("SIM003_subsets", "SIM003_forecasts")
+    labels = [text.get_text().partition(":")[0] for text in forecasts.figure.legends[0].get_texts()]
+    assert labels == ["seen", "held out", "obbo, window = 1", "obbo, window = 3", "sobow", "adam"]
 
 
 def test_another_reference_is_compared_with_the_others(market, tmp_path):
@@ -223,21 +229,15 @@ def test_another_reference_is_compared_with_the_others(market, tmp_path):
     assert "obbo, window = 3" not in read_rows(tmp_path / "paired.csv")
 
 
-def test_an_unknown_event_is_refused(market, tmp_path, capsys):
-    flags = ["--output", str(tmp_path), "--event", "AMD 2021-11-08"]
-    assert cli.main(["report", str(market / "runs"), *flags]) == 2
-    assert "--event must be one of the 40 events, got AMD 2021-11-08" in capsys.readouterr().err
-
-
-def test_facts_are_what_all_runs_share_without_folders(make_run):
-    runs = [make_run("obbo", seed, data={"path": "/home/me/data.npz"}) for seed in (0, 1)]
-    facts = dict(describe_runs(["obbo"], runs, repeated=1))
-    assert facts["data"] == "quadratic, condition_number = 10.0, path = data.npz"
-    assert (facts["seeds"], facts["rounds T"], facts["runs"]) == ("0, 1", "4", "2")
-    assert facts["not counted"] == "1 whose seed changed nothing: no errors over seeds"
-    assert "not counted" not in dict(describe_runs(["obbo"], runs))
+def test_settings_are_a_row_per_key_without_the_folders_of_a_machine(make_run):
+    runs = [make_run("obbo", seed, data={"path": "/home/me/data.npz"}) for seed in (0, 1)] + [make_run("adam")]
+    runs[-1].config["algorithm"]["clip"] = 3.0
     table = settings_table(runs)
-    assert (table.columns, table.rows) == (["algorithm", "outer step α"], [["obbo", "0.1"]])
+    assert table.columns == ["setting", "obbo", "adam"]
+    rows = {key: cells for key, *cells in table.rows}
+    assert rows["data.path"] == ["data.npz", ""]
+    assert (rows["seed"], rows["rounds"]) == (["0, 1", "0"], ["4", "4"])
+    assert (rows["algorithm.lr"], rows["algorithm.clip"]) == (["0.1", "0.1"], ["", "3"])
 
 
 def test_a_table_that_is_too_wide_for_a_terminal_is_transposed():
@@ -251,21 +251,27 @@ def test_a_table_that_is_too_wide_for_a_terminal_is_transposed():
 
 def test_ranks_follow_the_direction_and_what_is_not_finite_is_last():
     scores = {"a": Score(0.5, 0.01), "b": Score(0.7, 0.02), "c": Score(math.nan, None), "d": Score(0.7, 0.02)}
-    assert Ranking("x", "", True, scores).ranks == {"b": 1, "d": 1, "a": 3, "c": 4}
-    assert Ranking("x", "", False, scores).ranks == {"a": 1, "b": 2, "d": 2, "c": 4}
+    for higher, ranks in (
+        (True, {"b": "1", "d": "1", "a": "3", "c": "4"}),
+        (False, {"a": "1", "b": "2", "d": "2", "c": "4"}),
+    ):
+        rows = ranks_table({"x": ("", higher, scores)}).rows
+        assert {row[0]: row[1].rpartition("(")[2].strip(")") for row in rows} == ranks
+        assert ["c", "not finite (4)", "4.0"] in rows
 
 
 def test_those_within_two_standard_errors_of_the_difference_are_not_told_from_the_first():
     scores = {"first": Score(1.0, 0.3), "near": Score(1.99, 0.4), "far": Score(2.01, 0.4), "alone": Score(1.1, None)}
-    assert Ranking("x", "", False, scores).not_told_apart == {"first", "near"}  # 2 √(0.3² + 0.4²) = 1
-    assert Ranking("x", "", False, {"first": Score(1.0, None), "near": Score(1.0, 0.4)}).not_told_apart == {"first"}
+    for changes, expected in (({}, {"first", "near"}), ({"first": Score(1.0, None)}, {"first"})):  # 2 √(0.3² + 0.4²)
+        table = ranks_table({"x": ("", False, {**scores, **changes})})
+        assert {row[0] for row in table.rows if row[1].startswith("• ")} == expected
 
 
 def test_methods_of_all_comparisons_come_first_in_the_order_of_their_mean_rank():
-    one = Ranking("one", "", True, {"adam": Score(0.9, 0.01), "obbo": Score(0.8, 0.01), "sgdm": Score(0.95, None)})
-    two = Ranking("two", "", False, {"adam": Score(0.5, 0.2), "obbo": Score(0.1, 0.01)})
-    table = ranks_table([one, two])
-    assert table.columns == ["method", "one", "two", "mean rank"]
+    one = ("accuracy", True, {"adam": Score(0.9, 0.01), "obbo": Score(0.8, 0.01), "sgdm": Score(0.95, None)})
+    two = ("loss", False, {"adam": Score(0.5, 0.2), "obbo": Score(0.1, 0.01)})
+    table = ranks_table({"one": one, "two": two})
+    assert table.columns == ["method", "one: accuracy", "two: loss", "mean rank"]
     assert table.rows == [
         ["obbo", "0.800 ± 0.010 (3)", "• 0.100 ± 0.010 (1)", "2.0"],
         ["adam", "0.900 ± 0.010 (2)", "• 0.500 ± 0.200 (2)", "2.0"],
@@ -274,18 +280,16 @@ def test_methods_of_all_comparisons_come_first_in_the_order_of_their_mean_rank()
 
 
 def test_ranks_of_two_reports_are_a_page_and_folders_of_the_same_name_are_refused(tmp_path, monkeypatch, capsys):
-    scores = pl.read_csv(COMMITTED / "default" / "runs.csv").filter(pl.col("label") == "adam")["test"].to_numpy()
-    found = read_ranking("default", COMMITTED / "default")
-    assert found.scores["adam"] == pytest.approx((scores.mean(), scores.std(ddof=1) / len(scores) ** 0.5))
-    assert found.higher
+    scores = pl.read_csv(COMMITTED / "fc100" / "runs.csv").filter(pl.col("label") == "adam")["test"].to_numpy()
     monkeypatch.chdir(tmp_path)
     command, folder = ["report", "--by_folder"], str(COMMITTED / "default")
     assert cli.main([*command, folder, str(COMMITTED / "fc100"), "--title", "All <of> them"]) == 0
     page = (tmp_path / "ranks" / "report.html").read_text()
     assert "All &lt;of&gt; them" in page
-    assert "accuracy on test tasks; higher is better" in page
-    assert "• 0.499 ± 0.013 (1)" in page
-    assert sorted(p.name for p in (tmp_path / "ranks").glob("ranks.*")) == ["ranks.csv", "ranks.md", "ranks.tex"]
+    assert "fc100: accuracy on test tasks; higher is better" in page
+    for shown in ("• 0.499 ± 0.013 (1)", f"{scores.mean():.3f} ± {scores.std(ddof=1) / len(scores) ** 0.5:.3f}"):
+        assert shown in page
+    assert sorted(p.name for p in (tmp_path / "ranks").glob("ranks.*")) == ["ranks.csv", "ranks.md"]
     capsys.readouterr()
     assert cli.main([*command, folder, folder]) == 2
     assert "--by_folder needs folders of different names, got default, default" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """`tune`: every method gets the same search, on tasks that are not the test's, whatever kills it."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -9,12 +10,13 @@ import optuna
 import polars as pl
 import pytest
 import yaml
+from rich.console import Console
 
 from obbo_lightning import cli
 from obbo_lightning.config.parse import ConfigError, read_dataclass
 from obbo_lightning.experiments import tune as tuning
 from obbo_lightning.experiments.grid import PlannedRun, read_grid
-from obbo_lightning.experiments.launch import prepare
+from obbo_lightning.experiments.launch import GridError
 from obbo_lightning.experiments.report import write_report
 from obbo_lightning.experiments.tune import Method, TuneConfig, extend_trial, find_methods, in_range, read_rung, tune
 from obbo_lightning.runs.directory import RunDirectory
@@ -89,13 +91,6 @@ def write(path, **changes):
 
 def section(**changes):
     return read_dataclass(TuneConfig, {**FILE["tune"], **changes}, "tune")
-
-
-def execute(planned, folder):
-    for run in prepare(planned, folder):
-        if not run.finished:
-            resume(run.path)
-    return []
 
 
 def objective(values, rounds):
@@ -232,7 +227,7 @@ def test_a_search_that_is_killed_in_every_round_chooses_the_same_without_test_ta
     (tmp_path / "mine.py").write_text(POISONED)
     data = {**FILE["settings"]["data"], "name": "mine.py:Poisoned"}
     grid = read_grid(write(tmp_path / "a.yaml", settings={**FILE["settings"], "data": data}))
-    folder, end, left = tmp_path / "tune", RunWriter.on_train_batch_end, [0]
+    end, left = RunWriter.on_train_batch_end, [0]
 
     def end_or_die(self, *arguments):
         left[0] -= 1
@@ -244,13 +239,13 @@ def test_a_search_that_is_killed_in_every_round_chooses_the_same_without_test_ta
     kills = 0
     for left[0] in [2] * 100:  # one round, then death
         try:
-            tune(grid, section(), folder, execute)
+            tune(grid, section(), tmp_path, LauncherHere(1), Console(file=io.StringIO()))
             break
         except Killed:
             kills += 1
     assert kills > 20
     for name in ("trials.csv", "best.yaml", "search_space.csv"):
-        assert (folder / name).read_text() == (tuned / "tune" / name).read_text()
+        assert (tmp_path / "tune" / name).read_text() == (tuned / "tune" / name).read_text()
 
 
 @pytest.mark.parametrize("written", [0, 1])
@@ -282,12 +277,10 @@ def test_a_trial_that_is_killed_while_it_is_extended_has_its_rung(written, tmp_p
 def test_a_report_shows_the_search_and_is_made_again_from_its_files(tuned, tmp_path):
     report = write_report([tuned], tmp_path / "first", "small")
     assert report.left_out == []  # trials are not compared
-    assert {"search_space", "all_trials"} < {table.name for table in report.tables}
     assert "sensitivity" in report.page.read_text()
     again = write_report([tmp_path / "first"], tmp_path / "second", "small")
     for file in (*(tmp_path / "first").glob("*.csv"), *(tmp_path / "first").glob("*.md")):
-        if file.name != "facts.csv":  # which has what it was made from
-            assert (tmp_path / "second" / file.name).read_bytes() == file.read_bytes(), file
+        assert (tmp_path / "second" / file.name).read_bytes() == file.read_bytes(), file
     assert len(again.tables) == len(report.tables)
     space = next(table for table in report.tables if table.name == "search_space")
     assert [row[:4] for row in space.rows] == [
@@ -352,8 +345,11 @@ def test_another_search_in_the_same_folder_is_refused(tuned, tmp_path, capsys):
 
 def test_a_trial_that_fails_ends_the_search_with_its_reason(tmp_path):
     grid = read_grid(write(tmp_path / "a.yaml"))
-    with pytest.raises(tuning.TrialsFailedError, match="2 trials failed, the first is a: no space") as refusal:
-        tune(grid, section(), tmp_path, lambda *_: [tuning.Failure("a", "no space"), tuning.Failure("b", "killed")])
+    launcher = LauncherHere(1)
+    launcher.execute = lambda runs: iter(())
+    expected = "2 trials failed, the first is obbo-window_2-trial_000: it did not finish"
+    with pytest.raises(GridError, match=expected) as refusal:
+        tune(grid, section(), tmp_path, launcher, Console(file=io.StringIO()))
     assert refusal.value.exit_code == 1
 
 

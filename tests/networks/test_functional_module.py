@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from obbo_lightning import Hyperparameters, Positive
-from obbo_lightning.networks.functional_module import FunctionalModule
+from obbo_lightning.networks.hyperparameters import FunctionalModule
 
 
 class Model(nn.Module):
@@ -67,9 +67,3 @@ def test_hyperparameters_are_lambda_as_argument_and_inside_the_module():
         return extra, float(hyper["decay"]), float(module.inside.values["decay"]), float(hyper["rate"])
 
     assert apply(Model(), read, "extra", outer=torch.tensor([0.25, 0.125])) == ("extra", 0.25, 0.25, 0.125)
-
-
-@pytest.mark.parametrize("module", [nn.Linear(1, 1), nn.ModuleList([Model(), Model()])])
-def test_one_set_of_hyperparameters_is_required(module):
-    with pytest.raises(ValueError, match=r"the module must have one Hyperparameters, .*, got [02]"):
-        FunctionalModule(module)

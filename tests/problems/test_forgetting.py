@@ -144,16 +144,3 @@ def test_a_float32_outer_variable_is_solved_in_float64():
     assert torch.equal(problem.solution(weights().float(), task), found)
     assert torch.allclose(found.double(), inner, rtol=1e-5)
     assert torch.allclose(gradient.double(), exact, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"past": 1}, "past must be an integer of at least 2, got 1"),
-        ({"kind": "ranking"}, "kind must be one of classification, regression, got 'ranking'"),
-        ({"ridge": 0.0}, "ridge must be a positive finite number, got 0.0"),
-    ],
-)
-def test_impossible_settings_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Forgetting(**arguments)

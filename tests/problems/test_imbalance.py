@@ -61,16 +61,3 @@ def test_the_problem_keeps_its_contract():
     problem = VectorScaling(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 3)), ways=3)
     outer = problem.groups.start(lanes=2, dtype=F64) + 0.1 * normal(2, 6)
     check_problem(problem, outer, normal(2, 15), TASK)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"reach": 0.0}, r"^problem.reach must be a positive finite number, got 0.0$"),
-        ({"factor": 1.0}, r"^problem.factor must be more than 1, got 1.0$"),
-        ({"ways": 1}, r"^ways must be an integer of at least 2, got 1$"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        VectorScaling(nn.Linear(2, 3), **{"ways": 3} | settings)

@@ -9,19 +9,11 @@ from torch import nn
 from torch.nn import functional
 from toy import F64, normal
 
-from obbo_lightning import (
-    Hyperparameters,
-    Interval,
-    ModuleProblem,
-    OnSimplex,
-    ParameterGroups,
-    Positive,
-    Weights,
-)
+from obbo_lightning import Hyperparameters, ModuleProblem, OnSimplex, ParameterGroups, Positive, Weights
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Sample, derive_seed
 from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
-from obbo_lightning.networks.functional_module import FunctionalModule
+from obbo_lightning.networks.hyperparameters import FunctionalModule
 from obbo_lightning.problems.module import CurrentWeights, TrainedModuleProblem, batch_of, cast_floats
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.testing import central_difference, check_problem
@@ -190,40 +182,6 @@ def test_rounds_start_from_a_group_of_weights_of_the_right_size_else_from_the_mo
         outer = problem.initial_outer(0)
         assert torch.equal(problem.initial_inner(outer, {}), own)
         assert problem.inner_from_outer(outer) is outer
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (({"a": Positive()}, None, scores), "training_loss must be a function of"),
-        (({"a": Positive()}, scores, 3), r"validation_loss must be a function of \(module, batch, hyper\), got 3"),
-        (([Positive()], scores, scores), "hyper must be an instance of Mapping"),
-        (({}, scores, scores), "groups must have at least one parameter group"),
-    ],
-)
-def test_impossible_problems_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ModuleProblem(nn.Linear(1, 1), *arguments)
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (lambda m, b, h: m(b["x"]), r"training_loss must return one number, .* got the shape \[2, 1\]"),
-        (lambda m, b, h: 3.0, "training_loss must return one number, a tensor without axes, got 3.0"),
-    ],
-)
-def test_a_loss_that_is_not_a_single_number_is_refused(loss, message):
-    problem = ModuleProblem(nn.Linear(1, 1), {"smoothing": Interval(0.0, 0.3)}, loss, loss)
-    with pytest.raises(ValueError, match=message):
-        problem.inner_loss(problem.initial_outer(0), torch.zeros(1, 2), {"train_x": torch.ones(2, 1)})
-
-
-def test_a_task_without_the_rows_of_a_batch_is_refused():
-    with pytest.raises(ValueError, match="task must have tensors that begin with validation_, got train_x"):
-        RIDGE.outer_loss(OUTER, INNER, {"train_x": torch.ones(2, 3)})
-    with pytest.raises(ValueError, match=r"as many rows in each train_ tensor for mini-batches, got \{.*\}"):
-        RIDGE.inner_loss(OUTER, INNER, TASK | {"train_y": torch.ones(3, dtype=F64)}, Sample(0, 2))
 
 
 class Pair(NamedTuple):

@@ -139,19 +139,6 @@ def test_a_constant_series_is_not_divided_by_its_rounding_errors(price):
     assert bool(SPLINE.hypergradient(torch.ones(2, 1, dtype=F64), task)[0].isfinite().all())
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"sites": torch.tensor([0.0, 2.0, 1.0])}, "sites must increase"),
-        ({"training": torch.zeros(3, dtype=torch.bool)}, "training must choose at least one site"),
-        ({"sites": torch.zeros(2)}, r"values must be \[lanes, n\]"),
-    ],
-)
-def test_impossible_tasks_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        spline_task(torch.zeros(1, 3), **changes)
-
-
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_every_lane_is_solved_on_its_own_and_in_float64(dtype):
     values, weight = normal(6, 9).to(dtype), torch.tensor([1e-12, 0.2, 0.9, 3.0, 40.0, 1e6], dtype=dtype)

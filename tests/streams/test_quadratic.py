@@ -25,7 +25,6 @@ def test_condition_numbers_are_the_given_ones(stream):
     eigenvalues = torch.linalg.eigvalsh(stream.problem.inner_matrix)
     assert torch.allclose(eigenvalues[:, -1] / eigenvalues[:, 0], torch.tensor([2.0, 20.0], dtype=F64))
     assert torch.allclose(stream.problem.smoothness(None, None), torch.ones(2, dtype=F64))
-    assert torch.allclose(stream.problem.strong_convexity, torch.tensor([1 / 2, 1 / 20], dtype=F64))
 
 
 def test_tasks_are_a_pure_function_of_seed_and_round(stream):
@@ -107,8 +106,9 @@ def test_exact_regret_of_obbo_is_sublinear(geometry, hypergradient):
         problem = stream.problem
         # K = log(T)/log(1/(1 − ημ)) + 1 with η = 0.9/ℓ, α = 1/(L w_max)
         steps = math.ceil(math.log(rounds) / -math.log(1 - 0.9 / 2)) + 1
+        smoothness = problem.ridge + torch.linalg.matrix_norm(problem.response, ord=2) ** 2  # L
         algorithm = OBBO(
-            lr=1 / float(problem.outer_smoothness * widest),
+            lr=1 / float(smoothness * widest),
             window=math.isqrt(rounds),
             inner=GradientDescent(steps=steps, lr=0.9),
             hypergradient=hypergradient,

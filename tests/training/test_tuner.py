@@ -313,7 +313,7 @@ def test_a_module_that_cannot_be_tuned_is_refused_in_one_line():
         OnlineTuner(algorithm="obbo")
     from obbo_lightning.hypergradients import Unrolled
 
-    with pytest.raises(ValueError, match="hypergradient 'Unrolled' needs inner steps to differentiate through"):
+    with pytest.raises(ValueError, match="hypergradient 'Unrolled' needs steps of GradientDescent as inner"):
         OnlineTuner(algorithm=OBBO(hypergradient=Unrolled())).step(Ridge(), make_rows(), make_rows()[:2])
 
 

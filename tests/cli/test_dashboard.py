@@ -3,14 +3,15 @@
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from jsonschema import Draft7Validator
 
 from obbo_lightning import cli
+from obbo_lightning.cli.dashboard import BY, SECTIONS, build
 from obbo_lightning.config.parse import complete_config, parse_arguments
-from obbo_lightning.experiments.dashboard import BY, SECTIONS, build_report, build_workspace, save
 from obbo_lightning.experiments.report_data import COLOURS
 
 # wandb-workspaces itself uses what pydantic deprecates
@@ -83,19 +84,12 @@ def test_runs_are_grouped_by_algorithm_in_our_colours(specification):
     assert complete_config(settings)[section][key] == "obbo"
 
 
-def test_the_specification_is_what_is_sent(monkeypatch):
+def test_the_specification_is_what_is_sent(monkeypatch, capsys):
     """The two calls at the edge of wandb-workspaces are caught; everything before them is real."""
     import wandb_workspaces.reports.v2.interface as reports
     import wandb_workspaces.workspaces.internal as workspaces
 
     sent = {}
-
-    class Project:
-        name = "mine"
-
-    class Api:
-        def projects(self, entity):
-            return [Project()]
 
     def catch_view(view):
         sent["workspace"] = view
@@ -109,19 +103,20 @@ def test_the_specification_is_what_is_sent(monkeypatch):
         found |= {"project": project, "user": user, "createdAt": None, "updatedAt": None, "previewUrl": None}
         return {"upsertView": {"view": found, "inserted": True}}
 
+    project = SimpleNamespace(name="mine")
+    monkeypatch.setattr("obbo_lightning.cli.dashboard.has_login", lambda: True)
     monkeypatch.setattr(workspaces, "upsert_view2", catch_view)
     monkeypatch.setattr(reports, "execute_graphql", catch_report)
-    monkeypatch.setattr(reports, "_get_api", Api)
+    monkeypatch.setattr(reports, "_get_api", lambda: SimpleNamespace(projects=lambda entity: [project]))
     monkeypatch.setattr(reports, "get_app_url", lambda api: "scheme://app")
-    workspace = build_workspace("me", "mine")
-    monkeypatch.setattr(type(workspace), "url", "scheme://app/me/mine")
-    addresses = save("me", "mine", "fc100")
-    assert addresses[0] == "scheme://app/me/mine"
-    assert addresses[1].startswith("scheme://app/me/mine/reports/")
+    monkeypatch.setattr(type(build("me", "mine")["workspace"]), "url", "scheme://app/me/mine")
+    assert cli.main(["dashboard", "--entity", "me", "--project", "mine", "--group", "fc100"]) == 0
+    workspace, report = capsys.readouterr().out.split()
+    assert workspace == "scheme://app/me/mine"
+    assert report.startswith("scheme://app/me/mine/reports/")
     assert (sent["report"]["entityName"], sent["report"]["projectName"]) == ("me", "mine")
     body = json.loads(sent["report"]["spec"])
     assert [p["config"]["metrics"] for p in panels(body)] == [[p.metric] for s in SECTIONS.values() for p in s]
-    assert len(build_report("me", "mine").blocks) == 2 + 2 * len(SECTIONS)
     assert sent["workspace"].project == "mine"
 
 

@@ -1,0 +1,330 @@
+"""Estimators of the hypergradient ∇F_t(λ_t)."""
+
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from obbo_lightning.core.configurable import Configurable
+from obbo_lightning.core.inner_solvers import InnerSolver
+from obbo_lightning.core.oracle import Oracle, require_shape
+from obbo_lightning.core.problem import Problem
+from obbo_lightning.core.validation import at_least, nonnegative, positive
+
+
+class Hypergradient(NamedTuple):
+    """Result of an estimator.
+
+    Attributes:
+        value: d_t ``[lanes, d]``.
+        inner: ω^K = β_{t+1} ``[lanes, p]``, detached.
+        loss: f_t(λ_t, ω^K) on the whole task ``[lanes]``.
+        residual: of the linear system, relative to its right-hand side ``[lanes]``; 0 for estimators that solve none.
+        linear_solution: solution of the linear system, for a warm start.
+    """
+
+    value: Tensor
+    inner: Tensor
+    loss: Tensor
+    residual: Tensor
+    linear_solution: Tensor | None = None
+
+
+class Estimator(Configurable, ABC):
+    """Solver of the inner problem that also estimates ∇F_t(λ_t).
+
+    Attributes:
+        contracts: whether a residual above 1 means that the iteration diverges.
+        is_exact: whether the estimate is ∇F_t(λ_t) itself.
+        is_stochastic: whether it draws random numbers.
+        supports_lanes: whether it works for any number of lanes.
+    """
+
+    contracts = False
+    is_exact = False
+    is_stochastic = False
+    supports_lanes = True
+
+    def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
+        """Refuse, before the first round, a problem or an inner solver that lacks what this estimator needs."""
+        solver.require_compatible(problem)
+
+    @abstractmethod
+    def __call__(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
+    ) -> Hypergradient:
+        """Return d_t from β_t (``inner``) and the last linear solution, either of which may be None."""
+
+
+class ImplicitEstimator(Estimator):
+    """Estimator of ∇F_t(λ_t) that depends on the inner variable but not on the steps that led to it."""
+
+    def __call__(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
+    ) -> Hypergradient:
+        return self.differentiate(oracle, solver, solver(oracle, inner), linear_solution)
+
+    @abstractmethod
+    def differentiate(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
+    ) -> Hypergradient:
+        """Return d_t at a given inner variable."""
+
+
+@dataclass(frozen=True)
+class ClosedForm(Estimator):
+    """∇F_t(λ_t) as the problem supplies it; the inner solver is not used.
+
+    >>> from obbo_lightning.solvers import ExactSolution
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> ClosedForm()(oracle, ExactSolution(), None, None).value.shape
+    torch.Size([1, 4])
+    """
+
+    is_exact = True
+
+    def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
+        if not problem.provides("hypergradient"):
+            raise ValueError(f"hypergradient 'ClosedForm' needs a closed form, and {type(problem).__name__} has none")
+
+    def __call__(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
+    ) -> Hypergradient:
+        self.require_compatible(oracle.problem, solver)
+        exact = oracle.problem.hypergradient(oracle.outer.detach(), oracle.task)
+        assert exact is not None
+        value, solution = exact
+        require_shape(oracle.problem, "hypergradient", value, oracle.outer.shape)
+        loss = oracle.outer_loss(solution)
+        return Hypergradient(value.detach(), solution.detach(), loss, torch.zeros_like(loss))
+
+
+@dataclass(frozen=True)
+class FixedPoint(ImplicitEstimator):
+    """∇_λ f − η ∇²_λβ g · v_J with v_1 = ∇_β f, v_{j+1} = (I − η ∇²_ββ g) v_j + ∇_β f.
+
+    The first iterate costs nothing: J iterations are J − 1 Hessian-vector products through one retained graph. The
+    iteration contracts while η ‖∇²_ββ g‖ < 2; the residual is ‖v_J − v_{J−1}‖ / ‖v_1‖.
+
+    Reference: Grazzi, Franceschi, Pontil, Salzo, "On the Iteration Complexity of Hypergradient Computation", 2020.
+
+    Args:
+        steps: J.
+        lr: η of the iteration; None takes the inner solver's.
+
+    >>> from obbo_lightning.solvers import ExactSolution
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> found = FixedPoint(steps=200, lr=1.0)(oracle, ExactSolution(), None, None)
+    >>> bool((found.value - stream.problem.hypergradient(oracle.outer, stream[0])[0]).norm() < 1e-6)
+    True
+    """
+
+    steps: int = 5
+    lr: float | None = None
+
+    contracts = True
+
+    def __post_init__(self) -> None:
+        at_least("hypergradient.steps", self.steps, 1)
+        if self.lr is not None:
+            positive("hypergradient.lr", self.lr)
+
+    def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
+        super().require_compatible(problem, solver)
+        self._step_size(solver)
+
+    def _step_size(self, solver: InnerSolver) -> float:
+        lr = self.lr if self.lr is not None else solver.step_size
+        if lr is None:
+            raise ValueError(f"hypergradient.lr must be given for inner {solver!r}, which has no step size, got None")
+        return lr
+
+    def differentiate(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
+    ) -> Hypergradient:
+        lr = self._step_size(solver)
+        loss, by_outer, by_inner = oracle.outer_gradients(inner)
+        curvature = oracle.curvature(inner)
+        vector = change = by_inner
+        for _ in range(self.steps - 1):
+            # v_{j+1} − v_j = ∇_β f − η ∇²_ββ g · v_j
+            change = by_inner - lr * curvature.hessian(vector)
+            vector = vector + change
+        # ∇_λ f − η ∇²_λβ g · v_J
+        value = by_outer - lr * curvature.mixed(vector)
+        return Hypergradient(value, inner, loss, relative_norm(change, by_inner))
+
+
+@dataclass(frozen=True)
+class ConjugateGradient(ImplicitEstimator):
+    """∇_λ f − ∇²_λβ g · v where ∇²_ββ g · v = ∇_β f is solved by J steps of conjugate gradients, each lane its own.
+
+    A lane that has reached ``tol`` stops; so does one that meets a direction of negative curvature, where the system
+    is no minimisation. The residual is the one that the iteration updates, not a new product.
+
+    Args:
+        steps: J.
+        tol: relative residual at which a lane is finished.
+        warm_start: start from the v of the previous round (SOBOW).
+
+    >>> from obbo_lightning.solvers import ExactSolution
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> found = ConjugateGradient(steps=8)(oracle, ExactSolution(), None, None)
+    >>> torch.allclose(found.value, stream.problem.hypergradient(oracle.outer, stream[0])[0])
+    True
+    """
+
+    steps: int = 5
+    tol: float = 1e-10
+    warm_start: bool = False
+
+    def __post_init__(self) -> None:
+        at_least("hypergradient.steps", self.steps, 1)
+        nonnegative("hypergradient.tol", self.tol)
+
+    def differentiate(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
+    ) -> Hypergradient:
+        loss, by_outer, by_inner = oracle.outer_gradients(inner)
+        curvature = oracle.curvature(inner)
+        # ∇²_ββ g · v = ∇_β f
+        if self.warm_start and linear_solution is not None:
+            vector, residual = linear_solution, by_inner - curvature.hessian(linear_solution)
+        else:
+            vector, residual = torch.zeros_like(by_inner), by_inner
+        search = residual
+        squared = residual.square().sum(-1, keepdim=True)
+        goal = self.tol**2 * by_inner.square().sum(-1, keepdim=True)
+        for _ in range(self.steps):
+            # with the residual r and the search direction p:  a = ⟨r, r⟩ / ⟨p, Hp⟩, v ← v + a p, r ← r − a Hp,
+            # p ← r + (⟨r, r⟩ / its previous value) p
+            product = curvature.hessian(search)
+            bend = (search * product).sum(-1, keepdim=True)
+            active = (squared > goal) & (bend > 0)
+            length = torch.where(active, squared / bend.where(active, 1.0), 0.0)
+            vector = vector + length * search
+            residual = residual - length * product
+            previous, squared = squared, residual.square().sum(-1, keepdim=True)
+            ratio = squared / previous.where(active, 1.0)
+            search = torch.where(active, residual + ratio * search, search)
+        # A lane whose products are not finite has no solution: mark it by NaN.
+        vector = vector.where(residual.isfinite().all(-1, keepdim=True), torch.nan)
+        # ∇_λ f − ∇²_λβ g · v
+        value = by_outer - curvature.mixed(vector)
+        return Hypergradient(value, inner, loss, relative_norm(residual, by_inner), vector if self.warm_start else None)
+
+
+@dataclass(frozen=True)
+class StochasticNeumann(ImplicitEstimator):
+    """∇_λ f(ε) − ∇²_λβ g(ζ⁰) · (m/ℓ) ∏_{j=1}^{m̃} (I − ∇²_ββ g(ζ^j)/ℓ) ∇_β f(ε)     (eq. stochastic_gradient_sample).
+
+    m̃ is uniform on 0..m−1 and shared by all lanes; every factor has its own fresh sample. On the whole task the mean
+    over m̃ is ``FixedPoint(steps=m, lr=1/ℓ)``.
+
+    Args:
+        max_terms: m.
+        smoothness: ℓ_{g,1}; None: the problem's own.
+        batch_size: observations in each of ε, ζ⁰, ζ¹, …; None for the whole task.
+
+    >>> from obbo_lightning.solvers import ExactSolution
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> StochasticNeumann(max_terms=5)(oracle, ExactSolution(), None, None).value.shape
+    torch.Size([1, 4])
+    """
+
+    is_stochastic = True
+
+    max_terms: int = 10
+    smoothness: float | None = None
+    batch_size: int | None = 1
+
+    def __post_init__(self) -> None:
+        at_least("hypergradient.max_terms", self.max_terms, 1)
+        if self.smoothness is not None:
+            positive("hypergradient.smoothness", self.smoothness)
+        if self.batch_size is not None:
+            at_least("hypergradient.batch_size", self.batch_size, 1)
+
+    def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
+        super().require_compatible(problem, solver)
+        self._require_smoothness(problem)
+
+    def _require_smoothness(self, problem: Problem) -> None:
+        if self.smoothness is None and not problem.provides("smoothness"):
+            name = type(problem).__name__
+            raise ValueError(f"hypergradient.smoothness must be given for {name}, which has none of its own, got None")
+
+    def differentiate(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
+    ) -> Hypergradient:
+        smoothness = self._smoothness(oracle)
+        terms = random.Random(oracle.key.seed_for("terms")).randrange(self.max_terms)  # noqa: S311 a sample, no secret
+        _, by_outer, by_inner = oracle.outer_gradients(inner, oracle.draw("epsilon", 0, self.batch_size))
+        curvature = oracle.curvature(inner, oracle.draw("zeta", 0, self.batch_size))
+        vector = by_inner
+        for j in range(1, terms + 1):
+            # v ← (I − ∇²_ββ g(ζ^j)/ℓ) v; on the whole task all factors are the same and share one graph
+            factor = curvature
+            if self.batch_size is not None:
+                factor = oracle.curvature(inner, oracle.draw("zeta", j, self.batch_size))
+            vector = vector - factor.hessian(vector) / smoothness
+        # ∇_λ f(ε) − ∇²_λβ g(ζ⁰) · (m/ℓ) v
+        value = by_outer - curvature.mixed(vector * (self.max_terms / smoothness))
+        return Hypergradient(value, inner, oracle.outer_loss(inner), relative_norm(vector, by_inner))
+
+    def _smoothness(self, oracle: Oracle) -> Tensor:
+        problem, outer = oracle.problem, oracle.outer.detach()
+        if self.smoothness is not None:
+            return torch.full_like(outer[:, :1], self.smoothness)
+        self._require_smoothness(problem)
+        smoothness = problem.smoothness(outer, oracle.task)
+        assert smoothness is not None
+        require_shape(problem, "smoothness", smoothness, outer.shape[:1])
+        if not bool((smoothness > 0).all()):
+            raise ValueError(f"{type(problem).__name__}.smoothness must be positive, got {float(smoothness.min())!r}")
+        return smoothness.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Unrolled(Estimator):
+    """∂f_t(λ_t, ω^K)/∂λ in reverse mode                              (eq. analytical_backprop).
+
+    Exactly the derivative of λ ↦ f_t(λ, ω^K(λ)). With ``inner.start: outer`` it also differentiates through ω⁰ = λ.
+
+    >>> from obbo_lightning.solvers import GradientDescent
+    >>> from obbo_lightning.streams.quadratic import QuadraticTasks
+    >>> stream = QuadraticTasks()
+    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> found = Unrolled()(oracle, GradientDescent(steps=3), torch.zeros(1, 8, dtype=torch.float64), None)
+    >>> found.value.shape, oracle.evaluations
+    (torch.Size([1, 4]), {'gradients': 4, 'products': 3})
+    """
+
+    def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
+        solver.require_differentiable()
+        super().require_compatible(problem, solver)
+
+    def __call__(
+        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
+    ) -> Hypergradient:
+        last, steps = solver.unroll(oracle, inner)
+        loss, value = oracle.total_outer_gradient(last, steps)
+        return Hypergradient(value, last.detach(), loss, torch.zeros_like(loss))
+
+
+def relative_norm(vector: Tensor, reference: Tensor) -> Tensor:
+    """Return ‖vector‖ / ‖reference‖ per lane, 0 where both vanish, infinite where only the vector has overflowed."""
+    norm, scale = vector.norm(dim=-1), reference.norm(dim=-1)
+    norm = norm.where(~norm.isnan() | scale.isnan(), torch.inf)
+    return norm / scale.where(scale > 0, norm.where(norm > 0, 1.0))
