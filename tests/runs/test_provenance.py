@@ -1,4 +1,4 @@
-"""Provenance of a run: what is refused before a run is read or continued."""
+"""Provenance and checkpoints of a run: what is refused before a run is read or continued."""
 
 import contextlib
 import hashlib
@@ -14,17 +14,21 @@ from obbo_lightning import ExactCheckpoints, Stream, Tasks, cli
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.provenance import (
     MAY_CHANGE,
+    CheckpointError,
     Provenance,
     ProvenanceError,
     decisive_keys,
     list_checkpoints,
+    newest_checkpoint,
     open_checkpoint,
+    read_checkpoint,
     read_provenance,
     require_config,
     require_intact,
     require_resumable,
     require_same_data,
     restore_tables,
+    verify_checkpoint,
 )
 from obbo_lightning.runs.table import RoundTable
 from obbo_lightning.streams.fingerprints import fingerprint_of
@@ -351,3 +355,57 @@ def test_tasks_that_arrive_are_compared_as_far_as_they_have_arrived(tmp_path):
     stream.train.tasks.pop()
     with pytest.raises(ValueError, match="end before task 3"):
         require_same_data(run, stream, 3, 1, SOURCES, changed=True)
+
+
+# Checkpoints.
+
+
+def save(folder, rounds):
+    paths = [folder / f"round-{t:08d}.ckpt" for t in rounds]
+    for path in paths:
+        ExactCheckpoints().save_checkpoint({"file": path.name}, path)
+    return paths
+
+
+def flip_last_bit(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_the_newest_checkpoint_is_that_of_the_last_round(tmp_path):
+    paths = save(tmp_path, (9, 10))
+    (tmp_path / "last.ckpt").touch()  # the user's own
+    (tmp_path / "round-00000011.part").write_bytes(b"half")
+    (tmp_path / "round-00000011.sha256").write_text("half")
+    assert list_checkpoints(tmp_path) == paths
+    assert newest_checkpoint(tmp_path) == paths[1]
+    assert read_checkpoint(paths[1]) == {"file": "round-00000010.ckpt"}
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        newest_checkpoint(tmp_path / "none")
+
+
+def test_a_damaged_checkpoint_is_named_with_the_newest_intact_one(tmp_path):
+    paths = save(tmp_path, (5, 10, 15, 20))
+    for path in paths[2:]:
+        flip_last_bit(path)
+        with pytest.raises(CheckpointError, match=f"{path} is damaged"):
+            verify_checkpoint(path)
+        with pytest.raises(CheckpointError, match=f"{path} is damaged"):
+            read_checkpoint(path)
+    with pytest.raises(CheckpointError, match=f"the one before it: --checkpoint {paths[1]}"):
+        newest_checkpoint(tmp_path)
+    for path in paths[:2]:
+        path.write_bytes(b"other")
+    with pytest.raises(CheckpointError, match="there is no other one: start the run again"):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_run_needs_the_checksum_of_its_checkpoint_and_a_user_does_not(tmp_path):
+    first, last = save(tmp_path, (1, 2))
+    last.with_suffix(".sha256").unlink()
+    assert read_checkpoint(last) == {"file": last.name}
+    with pytest.raises(CheckpointError, match=r"has no checksum file round-00000002\.sha256 beside it; the one before"):
+        newest_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        read_checkpoint(tmp_path / "none.ckpt")
+    assert verify_checkpoint(first) == first

@@ -213,29 +213,6 @@ JOBS["quadratic_previous"] += ["--evaluation.tasks", "3", "--algorithm", "oagd",
 JOBS["quadratic_previous"] += ["--algorithm.inner.steps", "5", "--algorithm.hypergradient.steps", "5"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--trainer.devices", "2"], "tasks_per_round must be a multiple of the 2 processes, got 1"),
-        (["--trainer.devices", "2", "--tasks_per_round", "3"], "tasks_per_round must be a multiple of the 2 processes"),
-        (["--tasks_per_round", "0"], "tasks_per_round must be an integer of at least 1, got 0"),
-        (
-            ["--tasks_per_round", "4", "--rounds", "20000"],
-            "must be at most the stream's 20000 tasks, 4 per round",
-        ),
-        (["--several_tasks", "both"], "several_tasks"),
-        (["--trainer.devices", "2", "--trainer.strategy", "ddp_spawn", "--tasks_per_round", "2"], "must be ddp"),
-        (["--trainer.devices", "2", "--trainer.strategy", "fsdp", "--tasks_per_round", "2"], "trainer"),
-    ],
-)
-def test_processes_that_cannot_share_are_refused_in_one_line(flags, message, capsys, tmp_path):
-    assert cli.main(["fit", *DOUBLE, *flags, "--output", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def only_run(folder):
     (run,) = folder.glob("*/*")
     return run

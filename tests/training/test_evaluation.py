@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy import Nonlinear, toy_point, toy_task
 
-from obbo_lightning import OBBO, OnlineBilevelModule, StreamDataModule, Tasks
+from obbo_lightning import OBBO
 from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.hypergradients import FixedPoint
@@ -50,17 +50,6 @@ def test_only_a_solver_with_warm_starts_is_given_a_start(warm):
     solver = Recording()
     evaluate(Nonlinear(), SimpleNamespace(inner=solver), toy_point(1), toy_task(lanes=1), InnerState())
     assert (solver.given[0] is not None) is warm
-
-
-def test_a_module_evaluates_from_where_its_first_task_ended(make_trainer):
-    algorithm = OBBO(lr=0.05, window=2, inner=GradientDescent(steps=3, lr=0.2), hypergradient=FixedPoint(3, lr=0.2))
-    module = OnlineBilevelModule(Nonlinear(), algorithm, toy_point(1), tasks_per_round=2)
-    tasks = Tasks(lambda t: toy_task(lanes=1, seed=t), 10)
-    make_trainer().fit(module, StreamDataModule(tasks, rounds=3, tasks_per_round=2))
-    task, outer = toy_task(lanes=1, seed=99), module.outer.detach()
-    first, second = (evaluate(module.problem, algorithm, outer, task, state)["loss"] for state in module.states)
-    assert torch.equal(module.evaluate(task)["loss"], first)
-    assert not torch.equal(first, second)
 
 
 class Steps:

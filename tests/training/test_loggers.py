@@ -139,21 +139,12 @@ def test_a_wandb_run_has_names_from_the_run_and_keeps_its_identity(
     assert (first["config"], first["save_dir"], first["resume"]) == (config, tmp_path, "allow")
     assert wandb_options.defined[:2] == [("round", {}), ("*", {"step_metric": "round"})]
     assert loggers.make_logger({"logger": "csv"}, run, None) is None
-
-
-def test_a_wandb_run_has_the_names_that_its_user_gives(tmp_path, wandb_options):
-    loggers.make_logger(make_config(project="p", name="n", group="g", tags=["t"]), RunDirectory(tmp_path), None)
-    (options,) = wandb_options.asked
-    assert [options[name] for name in ("project", "name", "group", "tags")] == ["p", "n", "g", ["t"]]
+    loggers.make_logger(make_config(project="p", name="n", group="g", tags=["t"]), run, None)
+    assert [wandb_options.asked[-1][name] for name in ("project", "name", "group", "tags")] == ["p", "n", "g", ["t"]]
 
 
 @pytest.mark.parametrize(
-    ("trouble", "modes"),
-    [
-        ("no login", ["offline"]),
-        ("refused", ["online", "offline"]),
-        ("none", ["online"]),
-    ],
+    ("trouble", "modes"), [("no login", ["offline"]), ("refused", ["online", "offline"]), ("none", ["online"])]
 )
 def test_wandb_that_cannot_be_used_is_offline_at_once(trouble, modes, tmp_path, monkeypatch):
     import wandb
