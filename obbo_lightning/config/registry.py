@@ -66,7 +66,7 @@ KINDS = {
             "adam": "core.inner_solvers.InnerAdam",
             "exact": "core.inner_solvers.ExactSolution",
         },
-        unnamed=("algorithms.learn2learn.Adaptation", "problems.module.CurrentWeights"),
+        unnamed=("algorithms.maml.Adaptation", "problems.module.CurrentWeights"),
     ),
     "hypergradient": _kind(
         "core.hypergradients.Estimator",
@@ -77,7 +77,7 @@ KINDS = {
             "stochastic_neumann": "core.hypergradients.StochasticNeumann",
             "closed_form": "core.hypergradients.ClosedForm",
         },
-        unnamed=("algorithms.learn2learn.MetaGradient",),
+        unnamed=("algorithms.maml.MetaGradient",),
     ),
     "geometry": _kind(
         "core.geometry.Geometry",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from obbo_lightning import OBBO, online
-from obbo_lightning.algorithms.learn2learn import load_learn2learn
+from obbo_lightning.algorithms.maml import load_learn2learn
 from obbo_lightning.networks import CNN4
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams import LearnToLearnStream
