@@ -11,7 +11,7 @@ import yaml
 from small_runs import edit_saved_provenance
 
 from obbo_lightning import ExactCheckpoints, Stream, Tasks, cli
-from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.provenance import (
     MAY_CHANGE,
     CheckpointError,
@@ -254,8 +254,12 @@ def test_both_configurations_agree_with_the_provenance_until_the_new_one_is_writ
     require_config(run, started)
 
 
-def test_every_closing_file_has_its_hash(tmp_path):
-    run = RunDirectory(tmp_path)
+def test_every_closing_file_has_its_hash(tmp_path, monkeypatch):
+    run, written = RunDirectory(tmp_path), []
+    monkeypatch.setattr(
+        "obbo_lightning.runs.provenance.write_atomically",
+        lambda path, text: (written.append(path.name), write_atomically(path, text)),
+    )
     files = (run.baselines, run.test_scores, run.events, run.lanes)
     for file in files:
         file.write_text(file.name)
@@ -269,6 +273,7 @@ def test_every_closing_file_has_its_hash(tmp_path):
     assert finished.closing == {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     assert finished.tables == {"metrics.csv": table.mark()}
     assert run.summary.read_bytes() == contents["summary.json"]
+    assert written[1:] == ["provenance.json", "summary.json"]  # a run with a summary is finished
 
 
 class Numbered(Stream):
