@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from obbo_lightning import __version__
 from obbo_lightning.config.serialization import from_config, to_config
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.runs.checkpoints import read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, sync
-from obbo_lightning.runs.provenance import usable_checkpoint
+from obbo_lightning.runs.provenance import read_checkpoint, usable_checkpoint
 from obbo_lightning.streams.fingerprints import sha256_of
 
 FORMAT = 1

@@ -15,9 +15,8 @@ from obbo_lightning.escaping import escape_mathtext, escape_table
 from obbo_lightning.inference.inputs import ExampleInputs, ImageInputs, Inputs
 from obbo_lightning.inference.model import AdaptedClassifier
 from obbo_lightning.problems.forgetting import Forgetting
-from obbo_lightning.runs.checkpoints import read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, read_config, replacing, write_atomically
-from obbo_lightning.runs.provenance import usable_checkpoint
+from obbo_lightning.runs.provenance import read_checkpoint, usable_checkpoint
 from obbo_lightning.streams import readers
 from obbo_lightning.streams.tabular import ForgettingStream, read_queries
 

@@ -18,18 +18,12 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Handler that remembers a signal until the round is over.
-
-    Attributes:
-        received: the signal, 0 for none.
-        rounds: number of finished rounds.
-        raise_at_once: stop at once, because no round is running.
-    """
+    """Handler that remembers a signal until the round is over."""
 
     def __init__(self) -> None:
-        self.received = 0
-        self.rounds = 0
-        self.raise_at_once = False
+        self.received = 0  # the signal
+        self.rounds = 0  # that are finished
+        self.raise_at_once = False  # because no round is running
         self._handlers: dict[signal.Signals, Any] = {}
 
     def listen(self) -> None:

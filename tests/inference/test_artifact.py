@@ -13,7 +13,7 @@ from obbo_lightning import __version__, cli, load_model
 from obbo_lightning.inference.artifact import read_artifact
 from obbo_lightning.inference.model import export_model
 from obbo_lightning.networks import CNN4
-from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint
+from obbo_lightning.runs.provenance import list_checkpoints, newest_checkpoint
 from obbo_lightning.streams.fingerprints import sha256_of
 
 FILES = ["metadata.json", "weights.safetensors"]

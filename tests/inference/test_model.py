@@ -13,7 +13,7 @@ from torch import nn
 from obbo_lightning import OnlineBilevelModule, load_model
 from obbo_lightning.inference.inputs import Inputs
 from obbo_lightning.inference.model import AdaptedClassifier
-from obbo_lightning.runs.checkpoints import newest_checkpoint
+from obbo_lightning.runs.provenance import newest_checkpoint
 from obbo_lightning.solvers import ExactSolution
 from obbo_lightning.streams.few_shot.stored import ImageFolderStream
 
