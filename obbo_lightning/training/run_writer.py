@@ -130,6 +130,7 @@ class RunWriter(Checkpoint):
         """Open the tables where the checkpoint ended; evaluate λ_1 once."""
         rounds = self._saved_round = trainer.global_step
         self.run.set_path(Path(trainer.strategy.broadcast(str(self.run.path))))
+        self._signals.rounds = rounds
         self._signals.listen()
         trainer.should_stop = trainer.should_stop or self._ended
         if trainer.is_global_zero:
@@ -148,7 +149,7 @@ class RunWriter(Checkpoint):
         if not self.initial:
             self.initial = self.latest = self.last_due = self._evaluate(trainer, pl_module, self.data.test)
         self._show_test_score(trainer)
-        self._signals.raise_at_once = self._waits
+        self._wait_for_task(trainer)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Start the clock. Extending a run discards its final evaluation."""
@@ -177,8 +178,9 @@ class RunWriter(Checkpoint):
             self._save_after_validation = True
             # A validation that is due now belongs to this round: callbacks that monitor it are saved after it.
             if not _validates_now(trainer):
-                self._save(trainer, last)
-        self._signals.raise_at_once = self._waits  # no round is running
+                self._save(trainer)
+        if not self._save_after_validation:
+            self._wait_for_task(trainer)
 
     def _stop_clock(self, on_cpu: bool) -> float:
         """Return the seconds of a round; print once where rounds take much longer than they compute."""
@@ -225,7 +227,12 @@ class RunWriter(Checkpoint):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save what has waited for Lightning's validation."""
         if self._save_after_validation:
-            self._save(trainer, trainer.global_step >= _planned_rounds(trainer))
+            self._save(trainer)
+            self._wait_for_task(trainer)
+
+    def _wait_for_task(self, trainer: L.Trainer) -> None:
+        if self._waits and _continues(trainer):
+            self._signals.raise_while_waiting()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Evaluate the last round of a run that ended early (early stopping, a time limit), and save."""
@@ -236,13 +243,13 @@ class RunWriter(Checkpoint):
                 self.timings.replace_last(self._timing)
             self._save_after_validation = True
         if self._save_after_validation or self._saved_round != trainer.global_step:
-            self._save(trainer, last=True)
+            self._save(trainer)
 
-    def _save(self, trainer: L.Trainer, last: bool) -> None:
+    def _save(self, trainer: L.Trainer) -> None:
         self._save_after_validation = False
         self._saved_round = trainer.global_step
         save_checkpoint(trainer, self.run.checkpoints)
-        if self._stop_signal and not last and not trainer.should_stop:
+        if self._stop_signal and _continues(trainer):
             raise Stopped(self._stop_signal, trainer.global_step)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -324,6 +331,11 @@ class RunWriter(Checkpoint):
 def _planned_rounds(trainer: L.Trainer) -> float:
     """Return the number of rounds, if nothing stops the run earlier."""
     return min(trainer.num_training_batches, trainer.max_steps if trainer.max_steps >= 0 else float("inf"))
+
+
+def _continues(trainer: L.Trainer) -> bool:
+    """Return whether another round follows."""
+    return trainer.global_step < _planned_rounds(trainer) and not trainer.should_stop
 
 
 def _validates_now(trainer: L.Trainer) -> bool:

@@ -40,6 +40,12 @@ class StopSignals:
                 signal.signal(signum, handler)
         self._handlers = {}
 
+    def raise_while_waiting(self) -> None:
+        """Raise at the next signal, because no round is running; at once, if one came since the last round ended."""
+        self.raise_at_once = True
+        if self.received:
+            raise Stopped(self.received, self.rounds)
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received or self.raise_at_once:
             raise Stopped(signum, self.rounds)

@@ -269,6 +269,17 @@ def test_a_signal_while_a_run_waits_for_a_task_saves_the_finished_rounds(finishe
         assert "  waiting for the next task  round 3 of 9  " in lines[0]
 
 
+@pytest.mark.parametrize(("method", "finished"), [("_show_test_score", 0), ("_write_row", 1)])
+def test_a_signal_just_before_a_run_waits_is_not_lost(method, finished, tmp_path, monkeypatch):
+    stream = Toy()
+    stream.train = iter([toy_task(lanes=1, seed=t) for t in range(9)])
+    writer = make_writer(tmp_path, saves=100, rounds=9, stream=stream)
+    monkeypatch.setattr(RunWriter, method, lambda *arguments: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Stopped, match=f"stopped by SIGTERM after round {finished}"):
+        train(writer)
+    assert len(list_checkpoints(tmp_path / "checkpoints")) == finished
+
+
 def test_the_signal_of_another_process_ends_this_one_too(tmp_path, monkeypatch):
     monkeypatch.setattr("obbo_lightning.training.distributed.Processes.largest", lambda *arguments: signal.SIGTERM)
     writer = make_writer(tmp_path, rounds=7)
