@@ -18,9 +18,8 @@ from obbo_lightning import OBBO, ExactCheckpoints, FewShot, ParameterGroups, Pos
 from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.config.serialization import to_config
 from obbo_lightning.networks import MLP
-from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory, read_config
-from obbo_lightning.runs.provenance import decisive_keys, read_provenance
+from obbo_lightning.runs.provenance import decisive_keys, list_checkpoints, read_provenance
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams.stream import Metric
 

@@ -136,10 +136,10 @@ class WandbOptions:
     """The W&B run, with ``--logger wandb``.
 
     Args:
-        project: its project.
-        name: its name.
-        group: its group.
-        tags: its tags.
+        project: project of the W&B run.
+        name: name of the W&B run.
+        group: group of the W&B run.
+        tags: tags of the W&B run.
     """
 
     project: str | None = None

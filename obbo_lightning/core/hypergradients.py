@@ -114,8 +114,8 @@ class FixedPoint(ImplicitEstimator):
     Reference: Grazzi, Franceschi, Pontil, Salzo, "On the Iteration Complexity of Hypergradient Computation", 2020.
 
     Args:
-        steps: J.
-        lr: η of the iteration; None takes the inner solver's.
+        steps: J, number of iterations for the linear system.
+        lr: η, step size of the iteration; None takes the inner solver's.
 
     >>> from obbo_lightning.solvers import ExactSolution
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
@@ -170,7 +170,7 @@ class ConjugateGradient(ImplicitEstimator):
     is no minimisation. The residual is the one that the iteration updates, not a new product.
 
     Args:
-        steps: J.
+        steps: J, number of iterations for the linear system.
         tol: relative residual at which a lane is finished.
         warm_start: start from the v of the previous round (SOBOW).
 

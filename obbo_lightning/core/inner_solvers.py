@@ -97,8 +97,8 @@ class GradientDescent(IterativeSolver):
     """ω^k = ω^{k−1} − η ∇_ω g_t(λ_t, ω^{k−1}), K times             (Algorithms 1 and 2).
 
     Args:
-        steps: K.
-        lr: η.
+        steps: K, number of inner steps.
+        lr: η, inner step size.
         start: ``previous`` starts from β_t, a constant (Algorithm 1); ``outer`` from λ_t, as few-shot adaptation does.
         batch_size: s, number of fresh samples for every step (SOBBO); None for the whole task.
         precision: ``full``, or ``bf16`` for losses of inner steps in bfloat16 (autocast); ω itself and everything
@@ -218,9 +218,9 @@ class InnerSGD(StatefulSolver):
     """m^k = μ m^{k−1} + ∇_ω g_t(λ_t, ω^{k−1}), ω^k = ω^{k−1} − η m^k, K times; m is carried between rounds.
 
     Args:
-        steps: K.
-        lr: η.
-        momentum: μ.
+        steps: K, number of inner steps.
+        lr: η, inner step size.
+        momentum: μ, weight of the past steps.
         batch_size: number of fresh observations for every step; None for the whole task.
 
     >>> InnerSGD(20, 0.1, 0.9).momentum
@@ -253,11 +253,11 @@ class InnerAdam(StatefulSolver):
     divided by 1 − b^k. η is no step size of a fixed point: ``hypergradient.lr`` must be given.
 
     Args:
-        steps: K.
-        lr: η.
-        beta1: b₁.
-        beta2: b₂.
-        epsilon: ε.
+        steps: K, number of inner steps.
+        lr: η, inner step size.
+        beta1: b₁, decay of the average of gradients.
+        beta2: b₂, decay of the average of their squares.
+        epsilon: ε, added to the square root of that average.
         batch_size: number of fresh observations for every step; None for the whole task.
 
     >>> InnerAdam(20, 1e-3, 0.9, 0.99).beta2

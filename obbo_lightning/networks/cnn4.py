@@ -15,7 +15,7 @@ class CNN4(nn.Module):
 
     Args:
         ways: number of classes.
-        filters: in each convolution.
+        filters: number of filters in each convolution.
         channels: of the images.
         image_size: side of the images, at least 16.
         norm: ``batch`` (statistics of the batch, none kept: predictions are transductive), ``group``, ``layer`` or

@@ -27,7 +27,7 @@ class FewShot(Problem):
     Args:
         network: a class or function without arguments that makes a network, such as ``partial(CNN4, filters=16)``:
             λ_1 is then made from the run's seed. Or a network: λ_1 is then its weights, for every seed.
-        proximity: γ.
+        proximity: γ, strength of the proximal term that keeps adapted weights near λ.
         learn_proximity: append log γ to λ as its last coordinate, starting at ``proximity``.
 
     >>> from functools import partial

@@ -138,7 +138,7 @@ def test_a_run_is_not_submitted_while_its_job_is_in_the_queue(slurm, tmp_path, c
         True
     ] * 2
     slurm.queue("7_0", "7_1", "7_2")
-    runs[0].write_summary({})
+    runs[0].summary.write_text("{}")
     launcher, _, _ = start(tmp_path)
     assert launcher.stop() == "the jobs continue: the same command waits for them, scancel 7 ends them"
     assert len(slurm.submitted("array")) == 2
@@ -149,7 +149,7 @@ def test_a_run_has_ended_when_it_is_finished_or_its_job_is_gone(slurm, tmp_path)
     slurm.queue("7_0", "7_1", "7_2", "7_3")
     next(looks)
     for run in runs[:3]:
-        run.write_summary({})
+        run.summary.write_text("{}")
     next(looks)
     slurm.queue()
     next(looks)  # its last files may be on their way

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from obbo_lightning import OBBO, online
-from obbo_lightning.algorithms.learn2learn import load_learn2learn
+from obbo_lightning.algorithms.maml import load_learn2learn
 from obbo_lightning.networks import CNN4
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams import LearnToLearnStream
 from obbo_lightning.training.datamodule import StreamDataModule
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("learn2learn") is None,
-    reason="learn2learn is not installed: docker/install-learn2learn",
+    importlib.util.find_spec("learn2learn") is None, reason="learn2learn is not installed: docker/install-learn2learn"
 )
 
 

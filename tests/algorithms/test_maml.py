@@ -9,7 +9,7 @@ import torch
 from toy import F64
 
 from obbo_lightning import FewShot, cli
-from obbo_lightning.algorithms.learn2learn import MetaGradient
+from obbo_lightning.algorithms.maml import MetaGradient
 from obbo_lightning.config.registry import find_component
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.oracle import Oracle
