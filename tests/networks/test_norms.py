@@ -56,13 +56,6 @@ def test_logits_of_the_support_stay_the_same():
 
 
 def test_norm_that_is_used_twice_is_refused():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(4)
-
-        def forward(self, x):
-            return self.norm(self.norm(x))
-
+    norm = nn.BatchNorm1d(4)
     with pytest.raises(ValueError, match="uses a batch norm twice: predict all queries together"):
-        frozen_batch_norm(Twice(), torch.randn(5, 4))
+        frozen_batch_norm(nn.Sequential(norm, norm), torch.randn(5, 4))

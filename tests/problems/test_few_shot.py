@@ -174,21 +174,9 @@ def test_bf16_is_for_inner_steps_only():
     assert torch.equal(again.value, low.hypergradient)
 
 
-def with_a_norm():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
-
-
-class NormUsedTwice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = with_a_norm()
-
-    def forward(self, x):
-        return self.layers[2](self.layers[1](self.layers[1](self.layers[0](x))))
-
-
 def test_the_inductive_accuracy_normalises_queries_by_the_support():
-    problem, rng = FewShot(with_a_norm()), np.random.default_rng(0)
+    first, norm, last = nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2)
+    problem, rng = FewShot(nn.Sequential(first, norm, last)), np.random.default_rng(0)
     task = {"support": torch.tensor(rng.normal(size=(6, 3))), "query": torch.tensor(rng.normal(1, 1, size=(40, 3)))}
     task |= {"support_labels": torch.arange(6) % 2, "query_labels": torch.tensor(rng.integers(0, 2, 40))}
     inner = torch.tensor(rng.normal(size=(1, 16 + 8 + 10)))
@@ -199,7 +187,7 @@ def test_the_inductive_accuracy_normalises_queries_by_the_support():
     assert problem.evaluation_score_names == ("inductive_accuracy",)
     assert float(problem.evaluation_scores(inner, inner, task)["inductive_accuracy"]) == hits.mean()
     assert float(problem.scores(inner, inner, task)["accuracy"]) != hits.mean()  # normalised by the queries
-    twice = FewShot(NormUsedTwice()).evaluation_scores(inner, inner, task)
+    twice = FewShot(nn.Sequential(first, norm, norm, last)).evaluation_scores(inner, inner, task)
     assert math.isnan(float(twice["inductive_accuracy"]))
     inductive = FewShot(partial(MLP, ways=2, shape=[3], widths=[4], norm="layer"))
     assert inductive.evaluation_score_names == ()

@@ -187,7 +187,7 @@ INVALID = {
     ),
     "no problem": (
         valid_except(problem_type=None),
-        r"problem\(\) must return the problem of .* fails: problem must be",
+        r"problem\(\) must return .*, and fails: problem must be",
     ),
     "impossible problem": (
         valid_except(task_spec=lambda: {**Valid().task_spec(), "ridge": -1.0}),
