@@ -15,6 +15,11 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
+def double(task):
+    """Return a task in double precision."""
+    return {name: value.double() if value.is_floating_point() else value for name, value in task.items()}
+
+
 class Nonlinear(Problem):
     """A finite sum with curvature that depends on λ, β and the sample; f depends on λ directly, too. Here d = p."""
 

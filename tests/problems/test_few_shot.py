@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from toy import OWN_SIZE, OwnNetwork, own_network
+from toy import OWN_SIZE, OwnNetwork, double, own_network
 
 from obbo_lightning import OBBO, FewShot
 from obbo_lightning.core.memory import InnerState
@@ -24,10 +24,6 @@ from obbo_lightning.testing import central_difference, check_problem
 TINY = partial(CNN4, ways=3, image_size=16, filters=2)
 VECTORS = partial(MLP, ways=3, shape=[4], widths=[6])
 LOSSES = ("inner_loss", "outer_loss")
-
-
-def double(task):
-    return {k: v.double() if v.is_floating_point() else v for k, v in task.items()}
 
 
 @pytest.fixture(scope="module")
