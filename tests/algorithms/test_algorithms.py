@@ -62,10 +62,10 @@ def test_defaults_are_those_of_the_papers(name):
         (group,) = optimizer.groups
         assert repr(group.geometry) == repr(geometry)
         assert (group.regularizer.l1, group.regularizer.l2, group.domain) == (0, 0, RealSpace())
-    elif name == "adam":
-        assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
     else:
-        assert optimizer.param_groups[0]["momentum"] == 0.9
+        assert algorithm.geometry == ADAPTIVE  # the units of lr: auto
+        key, value = ("betas", (0.9, 0.999)) if name == "adam" else ("momentum", 0.9)
+        assert optimizer.param_groups[0][key] == value
 
 
 SETTINGS = {
@@ -183,7 +183,6 @@ def test_tasks_are_remembered_where_a_stream_fills_one_dict_again_and_again():
             task.update(fresh)
             yield task
 
-    ends = [
-        list(online(stream.problem, algorithm, tasks, stream.initial_outer()))[-1] for tasks in (stream, one_dict())
-    ]
-    assert torch.equal(ends[0].outer, ends[1].outer)
+    arguments = stream.problem, algorithm
+    one, other = (list(online(*arguments, tasks, stream.initial_outer()))[-1] for tasks in (stream, one_dict()))
+    assert torch.equal(one.outer, other.outer)
