@@ -6,23 +6,14 @@ from toy import F64, SIX, Nonlinear, toy_point, toy_task
 
 from obbo_lightning import OAGD, OBBO, SGDM, SOBBO, SOBOW, Adam, online
 from obbo_lightning.config.registry import component_names, find_component
-from obbo_lightning.core.memory import InnerState
+from obbo_lightning.core.memory import HypergradientWindow, InnerState, NoMemory, TaskWindow
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.round import estimate_hypergradient
 from obbo_lightning.domains import RealSpace
 from obbo_lightning.geometry import AdaptiveDiagonal, Euclidean
-from obbo_lightning.hypergradients import (
-    ClosedForm,
-    ConjugateGradient,
-    FixedPoint,
-    HypergradientWindow,
-    NoMemory,
-    StochasticNeumann,
-    TaskWindow,
-    Unrolled,
-)
+from obbo_lightning.hypergradients import ClosedForm, ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
 from obbo_lightning.regularizers import L1
-from obbo_lightning.solvers import GradientDescent
+from obbo_lightning.solvers import GradientDescent, InnerSGD
 from obbo_lightning.streams.quadratic import QuadraticTasks
 from obbo_lightning.testing import check_algorithm
 
@@ -75,6 +66,7 @@ SETTINGS = {
     "closed_form": {"hypergradient": ClosedForm()},
     "unrolled": {"hypergradient": Unrolled(), "inner": INNER},
     "auto": {"lr": "auto", "scale": 0.02},
+    "inner states": {"inner": InnerSGD(3, 0.5), "hypergradient": ConjugateGradient(3, warm_start=True)},
 }
 ONLY = {"window": ("obbo", "sobbo", "sobow", "oagd"), "auto": ("obbo", "sgdm")}
 

@@ -6,21 +6,9 @@ import torch
 from scipy.optimize import minimize
 from toy import F64, example_groups
 
-from obbo_lightning import (
-    OAGD,
-    OBBO,
-    SOBBO,
-    SOBOW,
-    Adam,
-    Interval,
-    OnSimplex,
-    OuterStep,
-    ParameterGroups,
-    Positive,
-    Real,
-)
+from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, Interval, OnSimplex, OuterStep, Positive, Real
 from obbo_lightning.config.serialization import from_config, to_config
-from obbo_lightning.core.parameter_groups import ParameterGroup, resolve_groups
+from obbo_lightning.core.parameter_groups import ParameterGroup, ParameterGroups, resolve_groups
 from obbo_lightning.domains import Box, L2Ball, RealSpace, Simplex
 from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
 from obbo_lightning.regularizers import L1, ElasticNet, NoRegularizer, SquaredL2
@@ -179,12 +167,9 @@ def test_a_setting_is_the_users_override_else_the_algorithms_else_the_groups(key
     assert (own.name, own.lr, own.geometry) == ("", 0.3, NegativeEntropy())  # resolving copies
 
 
-def geometries(optimizer):
-    return [type(group.geometry) for group in optimizer.groups]
-
-
 def test_algorithms_take_the_groups_geometry_their_own_or_the_users():
-    used = {cls: geometries(run_steps(cls())[0].optimizer) for cls in (OBBO, SOBBO, SOBOW, OAGD)}
+    steps = {cls: run_steps(cls())[0] for cls in (OBBO, SOBBO, SOBOW, OAGD)}
+    used = {cls: [type(group.geometry) for group in step.optimizer.groups] for cls, step in steps.items()}
     assert used[OBBO] == used[SOBBO] == [NegativeEntropy, NegativeEntropy, Euclidean, Euclidean]
     assert used[SOBOW] == used[OAGD] == [Euclidean] * 4
     everywhere = run_steps(OBBO(geometry=Euclidean(), lr=0.1))[0].optimizer.groups
