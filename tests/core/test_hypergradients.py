@@ -14,14 +14,13 @@ from obbo_lightning.streams.quadratic import QuadraticTasks
 from obbo_lightning.testing import central_difference
 
 
-def gradient_descent_path(problem, outer, start, task, steps, lr):
-    """Return ω^0, …, ω^K without any solver of the package."""
-    path = [start]
+def gradient_descent(problem, outer, inner, task, steps, lr):
+    """Return ω^K without any solver of the package."""
     for _ in range(steps):
-        inner = path[-1].detach().requires_grad_()
+        inner = inner.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(problem.inner_loss(outer, inner, task).sum(), inner)
-        path.append((inner - lr * gradient).detach())
-    return path
+        inner = (inner - lr * gradient).detach()
+    return inner
 
 
 def estimate(estimator, solver, problem, outer, task, inner=None, linear_solution=None, key=None):
@@ -39,8 +38,8 @@ def test_unrolled_is_the_derivative_of_the_unrolled_loss(problem, start, steps):
     task, outer, first = toy_task(), toy_point(), toy_point(seed=2)
 
     def unrolled_loss(point):
-        path = gradient_descent_path(problem, point, point if start == "outer" else first, task, steps, 0.3)
-        return problem.outer_loss(point, path[-1], task)
+        last = gradient_descent(problem, point, point if start == "outer" else first, task, steps, 0.3)
+        return problem.outer_loss(point, last, task)
 
     found = estimate(Unrolled(), GradientDescent(steps, 0.3, start), problem, outer, task, first)
     assert (found.value - central_difference(unrolled_loss, outer)).abs().max() <= 1e-10
@@ -50,7 +49,7 @@ def test_unrolled_is_the_derivative_of_the_unrolled_loss(problem, start, steps):
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_fixed_point_is_its_series_at_any_inner_variable(steps):
     problem, task, outer, first = Nonlinear(), toy_task(), toy_point(), toy_point(seed=2)
-    inner = gradient_descent_path(problem, outer, first, task, 2, 0.3)[-1]
+    inner = gradient_descent(problem, outer, first, task, 2, 0.3)
     by_outer, by_inner = dense_outer_gradients(problem, outer, inner, task)
     hessian, mixed = dense_hessian(problem, outer, inner, task)
     contraction = torch.eye(3, dtype=F64) - 0.3 * hessian

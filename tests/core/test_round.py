@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from toy import F64, Nonlinear, Proximal, normal, toy_point, toy_task
+from toy import F64, Proximal, normal, toy_point, toy_task
 
 from obbo_lightning import OAGD, OBBO, SOBOW, Adam, OuterStep, Problem, online
 from obbo_lightning.core.distributed import Shard
@@ -30,15 +30,6 @@ def test_the_losses_of_a_round_are_of_its_own_task_before_lambda_has_learned_fro
         assert torch.equal(finished.loss, stream.problem.outer_loss(outer, inner, stream[t]))
         assert not torch.equal(finished.outer, outer)
         outer = finished.outer
-
-
-def test_evaluations_of_all_tasks_of_a_round_are_added():
-    rounds = [[toy_task(seed=2 * t + j) for j in range(2)] for t in range(2)]
-    oagd = OAGD(window=2, lr=1e-3, inner=GradientDescent(4, 0.1), hypergradient=FixedPoint(3, lr=0.1))
-    first, second = online(Nonlinear(), oagd, rounds, toy_point())
-    each = first.estimates[0].evaluations
-    assert first.evaluations == {name: 2 * count for name, count in each.items()}
-    assert second.evaluations == {name: 4 * count for name, count in each.items()}
 
 
 @pytest.mark.parametrize("tasks_per_round", [1, 3])

@@ -11,7 +11,6 @@ from torch.nn import Parameter
 from toy import F64, Nonlinear, Proximal, example_groups, own_network, toy_point, toy_task
 
 from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, BregmanProx, OuterStep, online
-from obbo_lightning.config.registry import find_component
 from obbo_lightning.core import validation
 from obbo_lightning.core.distributed import Shard
 from obbo_lightning.core.domains import entropic_simplex
@@ -181,8 +180,6 @@ CASES = [
     ("regularizer must be none for an outer rule of torch.optim", lambda: Adam(regularizer=L1(0.1))),
     ("Burg: every regularizer; Box with lower >= 0 and", lambda: OBBO(geometry=Burg(), domain=Nonnegative())),
     ("these are", lambda: OBBO(geometry=Burg()).optimizer(parameter(1.0))),
-    ("algorithm must be one of obbo, sobbo, sobow, oagd, adam,", lambda: find_component("algorithm", "obo")),
-    ("did you mean 'obbo'?", lambda: find_component("algorithm", "obo")),
     # domains and geometries
     ("geometry.decay must be a number, got 'a'", lambda: AdaptiveDiagonal(decay="a")),
     ("domain.lower must be a number, got '0'", lambda: Box("0", "1")),

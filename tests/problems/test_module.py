@@ -126,23 +126,15 @@ def test_a_mini_batch_is_rows_of_one_kind_and_the_rest_is_shared():
     assert torch.equal(batch_of(TASK, "validation", Sample(4, None))["x"], TASK["validation_x"])
 
 
-class Noisy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
-        self.drop = nn.Dropout(0.5)
-
-    def hidden(self, x):
-        return self.drop(self.norm(self.first(x)))
-
-
-def loss_of_hidden(model, batch, hyper):
-    return (model.last(model.hidden(batch["x"])) * hyper["scale"]).square().mean()
+def loss_of_layers(model, batch, hyper):
+    hidden = model["drop"](model["norm"](model["first"](batch["x"])))
+    return (model["last"](hidden) * hyper["scale"]).square().mean()
 
 
 def test_a_loss_may_call_any_method_and_the_module_is_not_changed():
-    module, task = Noisy(), {"train_x": torch.randn(6, 3)}
-    problem = ModuleProblem(module, {"scale": Positive(1.0)}, loss_of_hidden, loss_of_hidden)
+    layers = {"first": nn.Linear(3, 8), "norm": nn.BatchNorm1d(8), "drop": nn.Dropout(0.5), "last": nn.Linear(8, 1)}
+    module, task = nn.ModuleDict(layers), {"train_x": torch.randn(6, 3)}  # has no forward
+    problem = ModuleProblem(module, {"scale": Positive(1.0)}, loss_of_layers, loss_of_layers)
     before, state = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
     outer = problem.initial_outer(0)
     inner = problem.initial_inner(outer, task)
