@@ -44,6 +44,19 @@ class Nonlinear(Problem):
         return torch.zeros_like(outer)
 
 
+class FromLosses(Problem):
+    """A problem from the functions g(λ, β) and f(λ, β), the same for every task."""
+
+    def __init__(self, inner_loss, outer_loss):
+        self.losses = inner_loss, outer_loss
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        return self.losses[0](outer, inner)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        return self.losses[1](outer, inner)
+
+
 class RecordedSamples(Nonlinear):
     """Records each loss that is evaluated with its sample, as (name, (seed, size)) or (name, None).
 
@@ -140,32 +153,3 @@ def toy_task(lanes=2, rows=6, dim=3, seed=0):
 
 def toy_point(lanes=2, dim=3, seed=1, scale=0.5):
     return scale * normal(lanes, dim, seed=seed)
-
-
-def dense_hessian(problem, outer, inner, task):
-    """Return ∇²_ββ g and ∇²_λβ g (as d x p), lane by lane."""
-
-    def gradient(lam, beta):
-        return torch.autograd.functional.jacobian(
-            lambda b: problem.inner_loss(lam, b, task).sum(), beta, create_graph=True
-        )
-
-    by_outer, by_inner = torch.autograd.functional.jacobian(gradient, (outer, inner))
-    lanes = range(outer.shape[0])
-    hessian = torch.stack([by_inner[i, :, i] for i in lanes])
-    mixed = torch.stack([by_outer[i, :, i].mT for i in lanes])
-    return hessian, mixed
-
-
-def dense_outer_gradients(problem, outer, inner, task):
-    return torch.autograd.functional.jacobian(lambda o, i: problem.outer_loss(o, i, task).sum(), (outer, inner))
-
-
-def newton_solution(problem, outer, task, start, steps=50):
-    """Return β̂(λ) by dense Newton steps, independent of every solver of the package."""
-    inner = start
-    for _ in range(steps):
-        hessian, _ = dense_hessian(problem, outer, inner, task)
-        gradient = torch.autograd.functional.jacobian(lambda b: problem.inner_loss(outer, b, task).sum(), inner)
-        inner = inner - torch.linalg.solve(hessian, gradient)
-    return inner

@@ -92,9 +92,6 @@ def test_losses_and_scores_are_on_their_own_batches():
     assert not RIDGE.is_stochastic
     without = ModuleProblem(nn.Linear(3, 1), {"decay": Positive(0.1)}, mean_squares, mean_squares)
     assert without.scores(OUTER, INNER, TASK) == {}
-
-
-def test_module_problems_keep_their_contract():
     check_problem(RIDGE, OUTER, INNER, TASK)
 
 

@@ -185,10 +185,7 @@ INVALID = {
         with_train(Iterable(lambda: TaskIterator(skipped=1))),
         "from a state must give the same tasks, got",
     ),
-    "no problem": (
-        valid_except(problem_type=None),
-        r"problem\(\) must return .*, and fails: problem must be",
-    ),
+    "no problem": (valid_except(problem_type=None), r"problem\(\) must return .*, and fails: problem must be"),
     "impossible problem": (
         valid_except(task_spec=lambda: {**Valid().task_spec(), "ridge": -1.0}),
         r"problem\(\) must return the problem of the stream, and fails: ridge must be",
