@@ -1,4 +1,4 @@
-"""Small problems whose derivatives only autograd has, and dense references for them."""
+"""Small problems whose derivatives only autograd has, networks, tasks and points."""
 
 import torch
 from torch import nn
@@ -55,35 +55,6 @@ class FromLosses(Problem):
 
     def outer_loss(self, outer, inner, task, sample=None):
         return self.losses[1](outer, inner)
-
-
-class RecordedSamples(Nonlinear):
-    """Records each loss that is evaluated with its sample, as (name, (seed, size)) or (name, None).
-
-    The mixed term is its own, so that its samples are recorded, too.
-    """
-
-    def __init__(self):
-        self.samples = []
-
-    def inner_loss(self, outer, inner, task, sample=None):
-        self._record("inner_loss", sample)
-        return super().inner_loss(outer, inner, task, sample)
-
-    def outer_loss(self, outer, inner, task, sample=None):
-        self._record("outer_loss", sample)
-        return super().outer_loss(outer, inner, task, sample)
-
-    def mixed_term(self, outer, inner, task, vector, sample=None):
-        self._record("mixed_term", sample)
-        outer, inner = outer.clone().requires_grad_(), inner.clone().requires_grad_()
-        with torch.enable_grad():
-            loss = Nonlinear.inner_loss(self, outer, inner, task, sample).sum()
-            (gradient,) = torch.autograd.grad(loss, inner, create_graph=True)
-            return torch.autograd.grad(gradient, outer, vector)[0]
-
-    def _record(self, name, sample):
-        self.samples.append((name, None if sample is None else (sample.seed, sample.size)))
 
 
 class Proximal(Problem):
