@@ -92,23 +92,20 @@ def test_metrics_are_medians_over_lanes_and_none_where_there_is_no_number(lanes)
             return pytest.approx(statistics.median(values.tolist()))
 
         norms = task["slope"].norm(dim=-1)
-        assert {name: metrics[name] for name in ("loss", "inner_loss", "accuracy")} == {
-            name: median(task[name]) for name in ("loss", "inner_loss", "accuracy")
-        }
-        assert metrics["hypergradient_norm"] == median(norms)
-        assert metrics["regret/euclidean"] == median((norms / 2).square())
-        assert metrics["residual"] == 0.0
-        assert metrics["regret/exact"] is metrics["hypergradient_error"] is None
-        assert (metrics["gradients"], metrics["skipped"]) == (3 + 2, 0)
-        assert isinstance(metrics["loss"], float)
+        expected = {name: median(task[name]) for name in ("loss", "inner_loss", "accuracy")}
+        expected |= {"hypergradient_norm": median(norms), "regret/euclidean": median((norms / 2).square())}
+        expected |= {"residual": 0.0, "regret/exact": None, "hypergradient_error": None}
+        expected |= {"gradients": 3 + 2, "skipped": 0}
         if isinstance(algorithm, Adam):
-            assert metrics["generalized_norm"] is metrics["regret/generalized"] is metrics["regret/geometry"] is None
-            assert (metrics["direction_norm"], metrics["window_fill"]) == (median(norms), 0)
-            assert "lr" not in metrics
+            expected |= dict.fromkeys(("generalized_norm", "regret/generalized", "regret/geometry"))
+            expected |= {"direction_norm": median(norms), "window_fill": 0}
         else:
-            assert metrics["generalized_norm"] == median(finished.generalized_gradient.norm(dim=-1))
-            assert (metrics["direction_norm"], metrics["window_fill"]) == (median(norms / 4), 1)
-            assert metrics["lr"] == median(finished.step_metrics["lr"])
+            expected |= {"generalized_norm": median(finished.generalized_gradient.norm(dim=-1))}
+            expected |= {"direction_norm": median(norms / 4), "window_fill": 1}
+            expected |= {"lr": median(finished.step_metrics["lr"])}
+        assert {name: metrics[name] for name in expected} == expected
+        assert ("lr" in metrics) == ("lr" in expected)
+        assert isinstance(metrics["loss"], float)
 
 
 def test_a_lane_that_overflows_starts_its_next_round_from_where_it_was():

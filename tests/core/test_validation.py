@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import Parameter
 from toy import F64, Nonlinear, Proximal, example_groups, own_network, toy_point, toy_task
 
-from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, BregmanProx, OuterStep, online
+from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, BregmanProx, FewShot, Forgetting, OuterStep, online
 from obbo_lightning.core import validation
 from obbo_lightning.core.distributed import Shard
 from obbo_lightning.core.domains import entropic_simplex
@@ -26,8 +26,6 @@ from obbo_lightning.metrics import LocalRegret
 from obbo_lightning.networks import CNN4, MLP, ResNet12
 from obbo_lightning.networks.flat import FlatNetwork
 from obbo_lightning.networks.hyperparameters import FunctionalModule
-from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.problems.forgetting import Forgetting
 from obbo_lightning.problems.imbalance import VectorScaling
 from obbo_lightning.problems.module import ModuleProblem
 from obbo_lightning.problems.quadratic import Quadratic

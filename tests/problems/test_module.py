@@ -1,7 +1,7 @@
 """Problems from two losses of a module: against formulas, dense linear algebra and central differences."""
 
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Sample, derive_seed
 from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
 from obbo_lightning.networks.hyperparameters import FunctionalModule
-from obbo_lightning.problems.module import CurrentWeights, TrainedModuleProblem, batch_of, cast_floats
+from obbo_lightning.problems.module import TrainedModuleProblem, batch_of, cast_floats
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.testing import central_difference, check_problem
 
@@ -173,12 +173,8 @@ def test_rounds_start_from_a_group_of_weights_of_the_right_size_else_from_the_mo
         assert problem.inner_from_outer(outer) is outer
 
 
-class Pair(NamedTuple):
-    x: torch.Tensor
-    labels: torch.Tensor
-
-
 def test_floating_point_tensors_of_a_nested_batch_are_cast_and_labels_are_not():
+    Pair = namedtuple("Pair", "x labels")
     half, labels = torch.ones(2, dtype=torch.bfloat16), torch.tensor([0, 1])
     found = cast_floats({"a": [half, (labels, "text")], "b": Pair(half, labels), "c": None}, F64)
     assert found["a"][0].dtype == found["b"].x.dtype == F64
@@ -188,38 +184,23 @@ def test_floating_point_tensors_of_a_nested_batch_are_cast_and_labels_are_not():
     assert found["c"] is None
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.hyper = nn.Linear(3, 1), Hyperparameters(decay=Positive(0.5))
-
-
 def test_losses_of_a_module_in_training_are_on_their_own_batches_and_in_full_precision():
     def loss(module, batch, hyper):
-        return module.linear(batch["x"]).square().mean() + hyper["decay"]
+        return module["linear"](batch["x"]).square().mean() + hyper["decay"]
 
-    network = FunctionalModule(Model())
+    hyper = Hyperparameters(decay=Positive(0.5))
+    network = FunctionalModule(nn.ModuleDict({"linear": nn.Linear(3, 1), "hyper": hyper}))
     problem = TrainedModuleProblem(network, loss, lambda *arguments: 10 + loss(*arguments))
     task = {kind: {"x": normal(8, 3, seed=i).float()} for i, kind in enumerate(("training", "validation"))}
-    outer, inner = network.hyper.outer, network.flat().unsqueeze(0)
-    expected = [float(loss(network.module, batch, network.hyper).detach()) for batch in task.values()]
+    outer, inner = hyper.outer, network.flat().unsqueeze(0)
+    expected = [float(loss(network.module, batch, hyper).detach()) for batch in task.values()]
     with torch.autocast("cpu", torch.bfloat16):
         found = [float(problem.inner_loss(outer, inner, task)), float(problem.outer_loss(outer, inner, task))]
     assert found == pytest.approx([expected[0], 10 + expected[1]], rel=1e-6)
     with torch.no_grad():  # only reported: the value where it was differentiated
         assert float(problem.inner_loss(outer, 0 * inner, task)) == found[0]
     modes = []
-    recording = TrainedModuleProblem(network, *[lambda *a: [modes.append(a[0].linear.training), loss(*a)][1]] * 2)
+    recording = TrainedModuleProblem(network, *[lambda *a: [modes.append(a[0]["linear"].training), loss(*a)][1]] * 2)
     recording.inner_loss(outer, inner, task)
     recording.outer_loss(outer, inner, task)
     assert modes == [True, False]  # the validation loss is computed in evaluation mode
-
-
-def test_the_inner_variable_of_a_module_in_training_is_its_current_weights():
-    network = FunctionalModule(Model())
-    solver = CurrentWeights(network, 0.25)
-    with torch.no_grad():
-        network.module.linear.bias.fill_(7.0)
-    assert solver(None, torch.zeros(1, 4))[0, -1] == 7.0
-    assert solver.step_size == 0.25

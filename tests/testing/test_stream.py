@@ -131,12 +131,6 @@ def test_valid_streams_pass_with_random_access_and_as_iterables():
     check_stream(valid_except(validation=(), lanes=None))
 
 
-def every_time_another():
-    """Return a task function that gives another task at every request."""
-    requests = count(1)
-    return lambda t: task_of(t + next(requests))
-
-
 def depends_on_the_last():
     """Return a task function whose tasks depend on which one was requested before."""
     last = [0]
@@ -153,7 +147,7 @@ class Summed(Quadratic):
         return super().outer_loss(*arguments).sum()
 
 
-SHARED, ONES = torch.zeros(2, 3, dtype=F64), torch.ones(2, 3, dtype=F64)
+SHARED, ONES, REQUESTS = torch.zeros(2, 3, dtype=F64), torch.ones(2, 3, dtype=F64), count(1)
 INVALID = {
     "no dict": (with_tasks(lambda t: [torch.zeros(2)]), "a task must be a dict of tensors, got list"),
     "no tensor": (with_tasks(lambda t: task_of(t, b=3)), "got int for 'b'"),
@@ -166,7 +160,10 @@ INVALID = {
         with_tasks(lambda t: task_of(t, b=ONES if t == 0 else ONES.float())),
         "'b' must be torch.float64, got",
     ),
-    "random": (with_tasks(every_time_another()), "train: task 2 must be the same whenever it is requested"),
+    "random": (
+        with_tasks(lambda t: task_of(t + next(REQUESTS))),
+        "train: task 2 must be the same whenever it is requested",
+    ),
     "ordered": (with_tasks(depends_on_the_last()), "train: task 1 must be the same whenever it is requested"),
     "shared": (with_train([task_of(t) for t in range(3)]), "train: changing a task in place changes the task that is"),
     "shared test": (valid_except(test=[task_of(9)]), "test: changing a task in place"),
