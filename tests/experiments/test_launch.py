@@ -221,72 +221,37 @@ def test_a_process_whose_parent_is_gone_saves_its_run_and_ends(fake_runs):
     assert (run.path / "saved").exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_parent_stops_its_runs(signum, fake_runs):
-    (run,) = fake_runs(a=SAVED_BY_SIGNAL)
-    script = f"""
-from pathlib import Path
-from rich.console import Console
-from obbo_lightning.experiments import launch
-from obbo_lightning.runs.directory import RunDirectory
-run = RunDirectory(Path({str(run.path)!r}))
-launch.prepare = lambda planned, root: [run]
-try:
-    launch.run_all([launch.PlannedRun("a", {{"rounds": 1}})], run.path.parent, launch.LocalLauncher(1), Console())
-except launch.GridError as stop:
-    print(stop)
-    raise SystemExit(stop.exit_code)
-"""
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    wait_for((run.path / "started").exists)
-    parent.send_signal(signum)
-    printed, _ = parent.communicate(timeout=60)
-    assert parent.returncode == 128 + signum
-    assert printed.endswith(f"stopped by {signum.name}; the same command continues\n")
-    assert (run.path / "saved").exists()
-    assert not is_running(pids([run])[0])
-
-
-class FinishingLauncher:
-    """Finishes some runs, one per look."""
-
-    def __init__(self, finishes, on_look=lambda: None):
-        self.finishes, self.on_look = finishes, on_look
-
-    def execute(self, runs):
-        self.started = [run.path.name for run in runs]
-        for run in self.finishes:
-            run.summary.write_text("{}")
-            self.on_look()
-            yield
-
-    def stop(self):
-        return "they continue"
-
-    def reason(self, run):
-        return f"reason of {run.path.name}"
-
-
 def test_only_unfinished_runs_are_executed_and_those_that_stay_so_have_failed(fake_runs):
-    runs = fake_runs(a="", b="", c="")
+    runs = fake_runs(a=PID, b=PID, c=PID + "code = 1")
     runs[0].summary.write_text("{}")
     runs[2].timings.write_text("round\n1\n2\n3\n")
     assert launch._progress(runs, [10, 10, 10])["completed"] == 13
-    launcher = FinishingLauncher([runs[1]])
-    assert execute(runs, launcher=launcher) == {"c": "reason of c"}
-    assert launcher.started == ["b", "c"]
+    assert execute(runs) == {"c": "it printed nothing"}
+    assert [(run.path / "pid").exists() for run in runs] == [False, True, True]
 
 
-def test_a_signal_ends_the_command_with_its_code_and_handlers_are_restored(fake_runs, tmp_path, monkeypatch, capsys):
-    runs = fake_runs(**{"obbo-seed_0": "", "obbo-seed_1": ""})
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    launcher = FinishingLauncher(runs, lambda: signal.raise_signal(signal.SIGTERM))
-    monkeypatch.setattr("obbo_lightning.cli.compare.LocalLauncher", lambda jobs: launcher)
-    (tmp_path / "grid.yaml").write_text("compare: site\nbase: quadratic\ngrid: {seed: [0, 1]}\n")
-    flags = ["--config", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]
-    assert cli.main(["compare", *flags]) == 143
-    assert capsys.readouterr().err == "obbo: stopped by SIGTERM; they continue\n"
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_command_saves_its_runs_and_handlers_are_restored(
+    signum, fake_runs, tmp_path, monkeypatch, capsys
+):
+    runs = fake_runs(**dict.fromkeys(("obbo-seed_0", "obbo-seed_1"), SAVED_BY_SIGNAL))
+
+    class SignalledLauncher(LocalLauncher):
+        def execute(self, runs):
+            for _ in super().execute(runs):
+                if all((run.path / "started").exists() for run in runs):
+                    signal.raise_signal(signum)
+                yield
+
+    monkeypatch.setattr("obbo_lightning.cli.compare.LocalLauncher", SignalledLauncher)
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    (tmp_path / "grid.yaml").write_text("compare: grid\nbase: quadratic\ngrid: {seed: [0, 1]}\n")
+    monkeypatch.setattr(launch, "prepare", lambda planned, root: runs)
+    assert cli.main(["compare", "--config", "grid.yaml", "--output", ".", "--jobs", "2"]) == 128 + signum
+    assert capsys.readouterr().err == f"obbo: stopped by {signum.name}; the same command continues\n"
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+    assert all((run.path / "saved").exists() for run in runs)
+    assert not any(map(is_running, pids(runs)))
 
 
 @pytest.mark.parametrize(
@@ -346,23 +311,6 @@ def test_a_run_that_was_started_keeps_its_threads(tmp_path):
     assert read_config(run)["threads"] == 7
     with pytest.raises(ValueError, match="started with other settings"):
         prepare(read_grid(tmp_path / "grid.yaml", {"threads": 3}).runs, tmp_path / "runs")
-
-
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capsys):
-    command = write(tmp_path, grid={"algorithm": ["adam"], "seed": [0, 1, 2]})
-    root = tmp_path / "runs" / "small"
-    broken = root / "adam-seed_1" / "checkpoints"
-    broken.mkdir(parents=True)
-    (broken / "round-00000005.ckpt").write_bytes(b"half a checkpoint")
-    assert cli.main(command) == 1
-    error = capsys.readouterr().err
-    assert "run adam-seed_1 failed: " in error
-    assert "round-00000005.ckpt has no checksum file" in error
-    assert error.count("\n") == 1
-    assert all((root / f"adam-seed_{seed}" / "summary.json").exists() for seed in (0, 2))
-    for seed in (0, 1, 2):
-        log = (root / f"adam-seed_{seed}" / "log.txt").read_text()
-        assert ("has no checksum file" in log) == (seed == 1)
 
 
 def tables(root):
