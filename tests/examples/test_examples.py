@@ -2,12 +2,8 @@
 
 import csv
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -123,32 +119,6 @@ def test_runs_of_users_components_are_compared_and_reported(folder, capsys):
     summaries = [json.loads((runs / f"obbo-seed_{seed}" / "summary.json").read_text()) for seed in (0, 1, 2)]
     gain = sum(one["test_explained"] - one["initial_test_explained"] for one in summaries) / 3
     assert any(cell.strip().startswith(f"{gain:.3f} ±") for cell in table.splitlines()[2].split("|"))
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_resumed_by_another_process(folder):
-    def start(line, cwd=folder):
-        command = [sys.executable, "-m", "obbo_lightning", *line.split()]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env=environment, cwd=cwd, **pipes)
-
-    def finish(process):
-        _, error = process.communicate()
-        assert process.returncode == 0, error
-
-    fit = "fit --config ridge.yaml --rounds 150 --evaluation.tasks 3 --checkpoint.every 10"
-    finish(start(f"{fit} --output whole"))
-    process = start(f"{fit} --output killed")
-    deadline = time.monotonic() + 60
-    while not list(folder.glob("killed/ridge/*/checkpoints/round-*.ckpt")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    run = only(folder / "killed" / "ridge")
-    assert not (run / "summary.json").exists()
-    finish(start(f"resume {run} --trust", cwd="/"))
-    assert (run / "metrics.csv").read_bytes() == (only(folder / "whole" / "ridge") / "metrics.csv").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["tune_a_module.py", "label_noise.py", "csv_with_drift.py", "with_a_trainer.py"])
