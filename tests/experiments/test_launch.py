@@ -13,6 +13,7 @@ import pytest
 import yaml
 from processes import Forked, wait_for
 from rich.console import Console
+from small_runs import SMALL_GRID, write_grid
 
 from obbo_lightning import cli
 from obbo_lightning.experiments import launch
@@ -20,17 +21,6 @@ from obbo_lightning.experiments.grid import PlannedRun, read_grid
 from obbo_lightning.experiments.launch import LocalLauncher, prepare, run_all
 from obbo_lightning.runs.directory import RunDirectory, read_config
 
-GRID = {
-    "compare": "small",
-    "base": "market",
-    "settings": {
-        "rounds": 20,
-        "data": {"subset": 30, "subsets": 20, "horizon": 10},
-        "checkpoint": {"every": 5},
-        "evaluation": {"every": 10},
-    },
-    "grid": {"algorithm": ["obbo", "adam"], "algorithm.window": [1, 3], "data.start": [0.1, 0.5]},
-}
 # Every Python process that is started imports this: instead of a run, lines in its directory are executed.
 SITE = """
 import sys, types
@@ -193,21 +183,6 @@ def test_processes_share_the_cores(jobs, each, fake_runs, monkeypatch):
     assert (run.path / "threads").read_text() == each + each
 
 
-@pytest.mark.parametrize("finishes", [False, True])
-def test_stopping_saves_running_runs_starts_nothing_and_leaves_no_process(finishes, fake_runs):
-    lines = SAVED_BY_SIGNAL.replace("code = 128 + signal.SIGTERM", "") if finishes else SAVED_BY_SIGNAL
-    runs = fake_runs(a=lines, b=lines, c=PID)
-    launcher = LocalLauncher(2)
-    next(launcher.execute(runs))
-    for run in runs[:2]:
-        wait_for((run.path / "started").exists)
-    assert launcher.stop() == "the same command continues"
-    assert all((run.path / "saved").exists() for run in runs[:2])
-    assert [run.finished for run in runs] == [finishes, finishes, False]
-    assert not any(map(is_running, pids(runs[:2])))
-    assert not (runs[2].path / "log.txt").exists()
-
-
 def test_a_process_whose_parent_is_gone_saves_its_run_and_ends(fake_runs):
     (run,) = fake_runs(a=SAVED_BY_SIGNAL)
     connection, other = Pipe()
@@ -230,64 +205,57 @@ def test_only_unfinished_runs_are_executed_and_those_that_stay_so_have_failed(fa
     assert [(run.path / "pid").exists() for run in runs] == [False, True, True]
 
 
+@pytest.mark.parametrize("finish", [False, True])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_command_saves_its_runs_and_handlers_are_restored(
-    signum, fake_runs, tmp_path, monkeypatch, capsys
+def test_a_signal_saves_running_runs_starts_nothing_and_leaves_no_process_and_no_handler(
+    signum, finish, fake_runs, tmp_path, monkeypatch, capsys
 ):
-    runs = fake_runs(**dict.fromkeys(("obbo-seed_0", "obbo-seed_1"), SAVED_BY_SIGNAL))
+    lines = SAVED_BY_SIGNAL + ("code = 0" if finish else "")
+    runs = fake_runs(**{"obbo-seed_0": lines, "obbo-seed_1": lines, "obbo-seed_2": PID})
 
     class SignalledLauncher(LocalLauncher):
         def execute(self, runs):
             for _ in super().execute(runs):
-                if all((run.path / "started").exists() for run in runs):
+                if all((run.path / "started").exists() for run in runs[:2]):
                     signal.raise_signal(signum)
                 yield
 
     monkeypatch.setattr("obbo_lightning.cli.compare.LocalLauncher", SignalledLauncher)
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    (tmp_path / "grid.yaml").write_text("compare: grid\nbase: quadratic\ngrid: {seed: [0, 1]}\n")
     monkeypatch.setattr(launch, "prepare", lambda planned, root: runs)
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    (tmp_path / "grid.yaml").write_text("compare: grid\nbase: quadratic\ngrid: {seed: [0, 1, 2]}\n")
     assert cli.main(["compare", "--config", "grid.yaml", "--output", ".", "--jobs", "2"]) == 128 + signum
     assert capsys.readouterr().err == f"obbo: stopped by {signum.name}; the same command continues\n"
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
-    assert all((run.path / "saved").exists() for run in runs)
-    assert not any(map(is_running, pids(runs)))
+    assert all((run.path / "saved").exists() for run in runs[:2])
+    assert [run.finished for run in runs] == [finish, finish, False]
+    assert not any(map(is_running, pids(runs[:2])))
+    assert not (runs[2].path / "log.txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("reasons", "error", "output"),
-    [
-        (
-            {"a": "no such file", "b": "killed", "c": "no such file", "d": "killed"},
-            "obbo: run a failed: no such file, and 1 more for the same reason\n"
-            "obbo: run b failed: killed, and 1 more for the same reason\n",
-            "0 of 4 runs finished\n",
-        ),
-        (
-            {"a": "no such file"},
-            "obbo: run a failed: no such file\n",
-            "3 of 4 runs finished; next: python -m obbo_lightning report {}/g\n",
-        ),
-    ],
-)
-def test_runs_that_fail_for_one_reason_are_one_line(reasons, error, output, monkeypatch, capsys, tmp_path):
+def test_runs_that_fail_for_one_reason_are_one_line(monkeypatch, capsys, tmp_path):
+    reasons = {"a": "no such file", "b": "killed", "c": "no such file"}
     monkeypatch.setattr("obbo_lightning.cli.compare.run_all", lambda *arguments: reasons)
     (tmp_path / "grid.yaml").write_text("compare: g\nbase: quadratic\ngrid: {seed: [0, 1, 2, 3]}\n")
-    assert cli.main(["compare", "--config", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]) == 1
+    command = ["compare", "--config", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]
+    assert cli.main(command) == 1
     printed = capsys.readouterr()
+    error = "obbo: run a failed: no such file, and 1 more for the same reason\nobbo: run b failed: killed\n"
     assert printed.err == error
-    assert printed.out == output.format(tmp_path)
+    assert printed.out == f"1 of 4 runs finished; next: python -m obbo_lightning report {tmp_path}/g\n"
+    reasons["d"] = "killed"
+    assert cli.main(command) == 1
+    assert capsys.readouterr().out == "0 of 4 runs finished\n"
 
 
 def write(folder, **changes):
     """Return the command of a comparison in a folder."""
-    (folder / "grid.yaml").write_text(yaml.safe_dump({**GRID, **changes}, sort_keys=False))
-    return ["compare", "--config", str(folder / "grid.yaml"), "--output", str(folder / "runs")]
+    return ["compare", "--config", str(write_grid(folder, **changes)), "--output", str(folder / "runs")]
 
 
 def test_a_plan_needs_no_data_and_makes_nothing(tmp_path, capsys):
     data = {"prices": str(tmp_path / "nowhere.csv"), "events": str(tmp_path / "nothing.csv")}
-    settings = {**GRID["settings"], "data": {**GRID["settings"]["data"], **data}}
+    settings = {**SMALL_GRID["settings"], "data": {**SMALL_GRID["settings"]["data"], **data}}
     assert cli.main([*write(tmp_path, settings=settings), "--dry_run"]) == 0
     output = capsys.readouterr().out
     assert "obbo-window_3-start_0.5: 20 rounds" in output
