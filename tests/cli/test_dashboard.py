@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from jsonschema import Draft7Validator
+from small_runs import config_of
 
 from obbo_lightning import cli
 from obbo_lightning.cli.dashboard import BY, SECTIONS, build
-from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.experiments.report_data import COLOURS
 
 # wandb-workspaces itself uses what pydantic deprecates
@@ -79,9 +79,8 @@ def test_runs_are_grouped_by_algorithm_in_our_colours(specification):
         assert runs["grouping"] == [{"section": "config", "name": "algorithm.value.name"}]
         (chosen,) = runs["filters"]["filters"]
         assert (chosen["key"]["name"], chosen["value"]) == ("group", "fc100")
-    settings, _ = parse_arguments([])
     section, key = BY.split(".")
-    assert complete_config(settings)[section][key] == "obbo"
+    assert config_of()[section][key] == "obbo"
 
 
 def test_the_specification_is_what_is_sent(monkeypatch, capsys):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from matplotlib.figure import Figure
-from small_runs import fit_images, write_image_classes
+from small_runs import config_of, fit_images, write_image_classes
 
 import obbo_lightning
 from obbo_lightning import cli
@@ -179,7 +179,7 @@ def test_shipped_configs_can_be_built_and_have_a_comment():
     paths = sorted((ROOT / "configs").glob("*.yaml"))
     assert {"default", "fc100", "market", "quadratic"} <= {path.stem for path in paths}
     for path in paths:
-        config = complete_config(parse_arguments(["--config", str(path)])[0])
+        config = config_of("--config", path)
         if config["data"]["name"] != "fc100":  # its data files are not in the repository
             build(config)
         assert path.read_text().startswith("#"), path
