@@ -59,22 +59,16 @@ def test_every_panel_shows_a_metric_that_runs_log(tmp_path):
     assert {word for section in SECTIONS.values() for panel in section for word in (panel.metric, panel.x)} <= logged
 
 
-def test_panels_of_a_report_do_not_overlap(specification):
-    blocks = [list(panels(block)) for block in specification["report"]["spec"]["blocks"]]
-    assert [len(found) for found in blocks if found] == [len(section) for section in SECTIONS.values()]
-    for found in blocks:
-        places = [(p["layout"]["x"], p["layout"]["y"]) for p in found]
-        assert len(set(places)) == len(places)
-        assert all(x + 8 <= 24 for x, _ in places)
-
-
-def test_runs_are_grouped_by_algorithm_in_our_colours(specification):
+def test_runs_are_grouped_by_algorithm_in_our_colours_and_panels_do_not_overlap(specification):
     section = specification["workspace"]["spec"]["section"]
     assert section["runSets"][0]["grouping"] == [{"section": "config", "name": "algorithm.value.name"}]
     assert set(section["customRunColors"].values()) >= set(COLOURS.values())
     grids = [b for b in specification["report"]["spec"]["blocks"] if b["type"] == "panel-grid"]
-    assert len(grids) == len(SECTIONS)
+    assert [len(list(panels(grid))) for grid in grids] == [len(section) for section in SECTIONS.values()]
     for grid in grids:
+        places = [(panel["layout"]["x"], panel["layout"]["y"]) for panel in panels(grid)]
+        assert len(set(places)) == len(places)
+        assert all(x + 8 <= 24 for x, _ in places)
         (runs,) = grid["metadata"]["runSets"]
         assert runs["grouping"] == [{"section": "config", "name": "algorithm.value.name"}]
         (chosen,) = runs["filters"]["filters"]

@@ -50,19 +50,16 @@ def test_rates_are_fitted_over_the_setting_that_the_stream_names():
         assert [figure.name for figure in of_noise.figures("small")] == ["rates", "noise_scales"]
 
 
-def test_intervals_are_those_of_scipy():
-    x, y = next(power_law(noise=0.3).lines()).lines["oagd"]
+def test_intervals_are_those_of_scipy_and_seeds_without_all_points_are_not_fitted():
+    rates = power_law(noise=0.3)
+    x, y = next(rates.lines()).lines["oagd"]
     slopes = [linregress(np.log(x), np.log(row)).slope for row in y]
     interval = ttest_1samp(slopes, 0).confidence_interval(0.95)
     slope, half = fit_power_law(x, y)
     assert np.allclose([slope - half, slope + half], [interval.low, interval.high], rtol=1e-12)
     assert half > 0.025
     assert fit_power_law(x, y[:1])[1] is None  # one seed has no interval
-
-
-def test_a_seed_without_all_points_is_not_fitted():
-    streams = power_law(noise=0.3).streams
-    fewer = Rates(streams.filter((pl.col("seed") != 2) | (pl.col("rounds") != 200)))
+    fewer = Rates(rates.streams.filter((pl.col("seed") != 2) | (pl.col("rounds") != 200)))
     assert [row[1] for row in fewer.tables()[0].rows] == ["3", "3"]
 
 
