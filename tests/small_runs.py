@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 import torch
+import yaml
 from PIL import Image
 
 from obbo_lightning import OBBO, ExactCheckpoints, FewShot, ParameterGroups, Positive, Problem, Stream, Tasks, cli
@@ -141,6 +142,27 @@ class EveryFile(Stream):
 
     def source_digests(self):
         return {"drift": str(self.drift), "seed": str(self.seed)}
+
+
+# A comparison of six runs on synthetic prices.
+SMALL_GRID = {
+    "compare": "small",
+    "base": "market",
+    "settings": {
+        "rounds": 20,
+        "data": {"subset": 30, "subsets": 20, "horizon": 10},
+        "checkpoint": {"every": 5},
+        "evaluation": {"every": 10},
+    },
+    "grid": {"algorithm": ["obbo", "adam"], "algorithm.window": [1, 3], "data.start": [0.1, 0.5]},
+}
+
+
+def write_grid(folder, **changes):
+    """Write the file of a comparison, `SMALL_GRID` with changes, and return its path."""
+    path = folder / "grid.yaml"
+    path.write_text(yaml.safe_dump({**SMALL_GRID, **changes}, sort_keys=False))
+    return path
 
 
 def config_of(*flags):
