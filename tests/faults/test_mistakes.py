@@ -14,7 +14,7 @@ from obbo_lightning import cli
 from obbo_lightning.core import validation
 from obbo_lightning.inference.inputs import ImageInputs
 from obbo_lightning.inference.predictions import read_query
-from obbo_lightning.streams.market import stream as market
+from obbo_lightning.streams import market
 
 QUADRATIC = ["--config", "quadratic"]
 WORDS = ["", "often", "[1, 2]", "{a: 1}", "null", "-", "!!binary aGk=", "2026-01-01", "\x1b[2J", "[[[]]]", "=1+1"]

@@ -20,7 +20,7 @@ from toy import SIX
 from obbo_lightning import OnlineBilevelModule, cli
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.provenance import list_checkpoints, newest_checkpoint
-from obbo_lightning.streams.market.prices import simulate_market
+from obbo_lightning.streams.market import simulate_market
 from obbo_lightning.training import run as run_file
 from obbo_lightning.training.resume import _change, require_rounds
 
