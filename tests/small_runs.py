@@ -24,6 +24,9 @@ from obbo_lightning.runs.provenance import decisive_keys, list_checkpoints, read
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams.stream import Metric
 
+# Options of a Trainer that prints and writes nothing.
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET |= {"accelerator": "cpu", "max_epochs": 1}
 FAST = ["--rounds", "3", "--evaluation.tasks", "3", "--algorithm.inner.steps", "2", "--trainer.accelerator", "cpu"]
 VECTORS = {"kind": "examples", "shape": [2], "label": "label", "columns": None, "mean": [0, 0], "deviation": [1, 1]}
 
