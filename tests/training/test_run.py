@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import lightning as L
 import numpy as np
@@ -23,7 +24,7 @@ from obbo_lightning import ExactCheckpoints, OnlineBilevelModule, Stream, Tasks,
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
 from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.provenance import list_checkpoints
+from obbo_lightning.runs.provenance import list_checkpoints, newest_checkpoint
 from obbo_lightning.streams.quadratic import QuadraticStream
 from obbo_lightning.training import run as run_file
 from obbo_lightning.training.run import build, fit, fit_to_exit_code, keep_freed_memory, make_trainer, require_trainer
@@ -55,7 +56,7 @@ def only_run():
 
 
 def final_state(run):
-    return torch.load(list_checkpoints(run.checkpoints)[-1], weights_only=True)
+    return torch.load(newest_checkpoint(run.checkpoints), weights_only=True)
 
 
 # What a run computes.
@@ -203,12 +204,8 @@ def test_a_run_directory_holds_what_the_readme_lists(few_shot, capsys):
 
 
 def test_memory_stays_constant(few_shot, no_figures):
-    def resident_kib():
-        (line,) = [s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("VmRSS")]
-        return int(line.split()[1])
-
-    seen, callback = [], L.Callback()
-    callback.on_train_batch_end = lambda *arguments: seen.append(resident_kib())
+    seen, callback = [], L.Callback()  # resident pages after each round
+    callback.on_train_batch_end = lambda *_: seen.append(int(Path("/proc/self/statm").read_text().split()[1]))
     run_fit(*few_shot, "--rounds", 150, "--evaluation.every", 50, "--checkpoint.every", 25, callbacks=[callback])
     assert max(seen[50:]) <= 1.03 * seen[49]
 
@@ -349,7 +346,6 @@ def test_threads_are_recorded_and_used_again_by_a_resume(here, no_figures):
 # Runs that Lightning or its callbacks end.
 
 STOPPING = "{name: EarlyStopping, monitor: validation/loss, patience: 0, min_delta: 1.0e+9}"
-LONG = [*QUADRATIC, "--rounds", "40", "--evaluation.every", "30", "--evaluation.tasks", "3"]
 
 
 @pytest.mark.parametrize(
@@ -362,7 +358,7 @@ LONG = [*QUADRATIC, "--rounds", "40", "--evaluation.every", "30", "--evaluation.
     ids=["max_steps", "limit_train_batches", "early_stopping"],
 )
 def test_a_run_that_lightning_ends_early_has_its_summary_and_its_last_evaluation(here, flags, rounds, no_figures):
-    run = run_fit(*LONG, *flags)
+    run = run_fit(*QUADRATIC, "--rounds", 40, "--evaluation.every", 30, "--evaluation.tasks", 3, *flags)
     rows = read_table(run.metrics)
     assert len(rows) == read_summary(run)["rounds"] == rounds
     assert rows[-1]["test_loss"] != ""
@@ -498,11 +494,7 @@ CONTINUE = "continue with: python -m obbo_lightning resume "
 def test_the_end_of_a_run_is_reported_once_and_in_its_exit_code(
     error, rank_zero, code, message, tmp_path, monkeypatch, capsys
 ):
-    def end(*arguments, **options):
-        if error:
-            raise error
-
-    monkeypatch.setattr(run_file, "fit", end)
+    monkeypatch.setattr(run_file, "fit", Mock(side_effect=error))
     monkeypatch.setattr(run_file, "is_rank_zero", lambda: rank_zero)
     assert fit_to_exit_code({}, RunDirectory(tmp_path), None) == code
     printed = capsys.readouterr().err
@@ -511,11 +503,8 @@ def test_the_end_of_a_run_is_reported_once_and_in_its_exit_code(
 
 
 def test_a_defect_in_a_run_tells_how_to_continue_and_one_before_it_does_not(tmp_path, monkeypatch):
-    def fail(*arguments, **options):
-        raise RuntimeError("a defect")
-
     run = RunDirectory(tmp_path)
-    monkeypatch.setattr(run_file, "fit", fail)
+    monkeypatch.setattr(run_file, "fit", Mock(side_effect=RuntimeError("a defect")))
     with pytest.raises(RuntimeError, match="a defect"):
         fit_to_exit_code({}, run, None)
     run.config.touch()
@@ -527,16 +516,12 @@ def test_a_defect_in_a_run_tells_how_to_continue_and_one_before_it_does_not(tmp_
 # Runs whose λ has parameter groups.
 
 
-def final_module(run):
-    return OnlineBilevelModule.load_from_checkpoint(list_checkpoints(run.checkpoints)[-1])
-
-
 def test_a_run_writes_lambda_by_name_and_metrics_of_each_group(here, no_figures):
     run = run_fit(*GROUPS)
     rows, outer = read_table(run.metrics), read_table(run.outer)
     assert [row["round"] for row in outer] == [str(t) for t in range(1, 9)]
     assert list(outer[0]) == ["round", "decay", "smoothing"]
-    final = final_module(run).outer.detach()[0].tolist()
+    final = final_state(run)["state_dict"]["outer"][0].tolist()
     assert [float(outer[-1][name]) for name in ("decay", "smoothing")] == final
     for row in rows:
         for kind in ("euclidean", "generalized"):
@@ -568,7 +553,8 @@ def test_a_run_writes_lambda_by_name_and_metrics_of_each_group(here, no_figures)
 )
 def test_flags_are_for_all_groups_or_for_one(flags, rates, geometries, columns, here, no_figures):
     run = run_fit(*GROUPS, *flags, "--rounds", 2)
-    groups = final_module(run).configure_optimizers().groups
+    module = OnlineBilevelModule.load_from_checkpoint(newest_checkpoint(run.checkpoints))
+    groups = module.configure_optimizers().groups
     assert [group.lr for group in groups] == rates
     assert [type(group.geometry).__name__ for group in groups] == geometries
     assert {name for name in read_table(run.metrics)[0] if name.startswith("lr/")} == columns
