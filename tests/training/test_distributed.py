@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,8 @@ import pytest
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy
-from processes import Forked
-from toy import F64, SIX, Nonlinear
+from processes import Forked, wait_for
+from toy import F64, SIX, Nonlinear, double
 from two_processes import DecayModule, RecordingTuner, tuning_rows
 
 from obbo_lightning import OBBO, SOBBO, FewShot, OuterStep, cli
@@ -136,14 +135,9 @@ def test_processes_share_tasks_or_lanes(ranks, lanes, tasks, problem, refused):
 
 
 def test_other_strategies_are_refused_also_for_one_process():
-    spawning = DDPStrategy()
-    spawning._launcher = type("_MultiProcessingLauncher", (), {})()
-    for strategy, ranks, message in (
-        (SimpleNamespace(), 1, "trainer.strategy must be auto or ddp, got SimpleNamespace"),
-        (spawning, 2, "trainer.strategy must be ddp, got one that spawns or forks"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            require_strategy(SimpleNamespace(strategy=strategy, world_size=ranks), Divisible(), 4, 2)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(), world_size=1)
+    with pytest.raises(ValueError, match=r"trainer\.strategy must be auto or ddp, got SimpleNamespace"):
+        require_strategy(trainer, Divisible(), 4, 2)
 
 
 def test_processes_of_this_machine_are_those_of_the_trainer_or_of_torchrun(monkeypatch):
@@ -181,7 +175,7 @@ ALGORITHMS += [
 def test_few_shot_tasks_that_are_solved_together_give_the_round_of_a_loop(algorithm):
     problem = FewShot(partial(CNN4, image_size=16, filters=4), learn_proximity=True)
     stream, rounds = SyntheticStream(image_size=16), []
-    tasks = [{k: v.to(F64) if v.is_floating_point() else v for k, v in stream.train[t].items()} for t in range(3)]
+    tasks = [double(stream.train[t]) for t in range(3)]
     for vmap in (False, True):
         step = OuterStep(torch.nn.Parameter(problem.initial_outer(0).to(F64)), algorithm)
         states = [InnerState() for _ in tasks]
@@ -213,6 +207,9 @@ JOBS["quadratic_previous"] += ["--evaluation.tasks", "3", "--algorithm", "oagd",
 JOBS["quadratic_previous"] += ["--algorithm.inner.steps", "5", "--algorithm.hypergradient.steps", "5"]
 
 
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
 def only_run(folder):
     (run,) = folder.glob("*/*")
     return run
@@ -223,10 +220,6 @@ def rows_of(run):
     return [[float(x) if x else 0.0 for x in line.split(",")] for line in lines]
 
 
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-
-
 @pytest.fixture(scope="module")
 def one_and_two(tmp_path_factory):
     """Every job in one process, and in two that torchrun starts."""
@@ -234,7 +227,7 @@ def one_and_two(tmp_path_factory):
     jobs = [["fit", *f, *DOUBLE, "--trainer.devices", "2", "--output", str(root / "two" / n)] for n, f in JOBS.items()]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(HERE / "two_processes.py"), str(root), json.dumps(jobs)]
-    two = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    two = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("obbo_lightning.training.run.draw_figures", lambda *arguments: [])
         for name, flags in JOBS.items():
@@ -279,19 +272,10 @@ def test_ranks_that_tune_average_their_hypergradients(one_and_two):
     assert one["decay"] != 0.1
 
 
-def wait_for_checkpoint(folder, process):
+def wait_for_checkpoint(folder):
     """Return the directory of a run as soon as it has a checkpoint."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and process.poll() is None:
-        if found := list(folder.glob("*/*/checkpoints/*.ckpt")):
-            return found[0].parents[1]
-        time.sleep(0.05)
-    raise AssertionError(f"no checkpoint: {process.poll()}")
-
-
-def children(pid):
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
-    return [int(word) for word in listed.split()]
+    wait_for(lambda: any(folder.glob("*/*/checkpoints/*.ckpt")))
+    return only_run(folder)
 
 
 @pytest.mark.slow
@@ -300,10 +284,10 @@ def test_a_killed_rank_ends_the_run_and_it_resumes_exactly_with_any_number_of_ra
     command = [sys.executable, "-m", "obbo_lightning", "fit", *flags, "--trainer.devices", "2"]
     command += ["--output", str(tmp_path / "killed")]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment(), **silent) as process:
-        run = wait_for_checkpoint(tmp_path / "killed", process)
-        (other,) = children(process.pid)
-        os.kill(other, signal.SIGKILL)
+    with subprocess.Popen(command, env=ENVIRONMENT, **silent) as process:
+        run = wait_for_checkpoint(tmp_path / "killed")
+        (other,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(other), signal.SIGKILL)
         _, error = process.communicate(timeout=60)
     assert process.returncode not in (0, None)
     assert "another process of this run is gone; continue with: python -m obbo_lightning resume" in error
@@ -336,7 +320,7 @@ def test_a_signal_to_one_rank_stops_all_of_them_after_the_same_round(tmp_path):
     flags = ["fit", *SMALL, *DOUBLE, "--rounds", "1000", "--trainer.devices", "2", "--output", str(tmp_path / "runs")]
     port = free_port()
     first, second = (fork_rank(rank, port, tmp_path / str(rank), *flags) for rank in range(2))
-    run = wait_for_checkpoint(tmp_path / "runs", first)
+    run = wait_for_checkpoint(tmp_path / "runs")
     second.send_signal(signal.SIGTERM)
     assert (first.wait(), second.wait()) == (143, 0)
     error = first.output()

@@ -309,7 +309,7 @@ def test_a_run_without_evaluation_can_be_tested_later(here, capsys, no_figures):
         (["--tasks_per_round", "0"], "tasks_per_round must be an integer of at least 1, got 0"),
         (["--tasks_per_round", "4", "--rounds", "20000"], "must be at most the stream's 20000 tasks, 4 per round"),
         (["--several_tasks", "both"], "several_tasks"),
-        ([*TWO, "--trainer.strategy", "ddp_spawn", "--tasks_per_round", "2"], "must be ddp"),
+        ([*TWO, "--trainer.strategy", "ddp_spawn", "--tasks_per_round", "2"], "must be ddp, got one that spawns or"),
         ([*TWO, "--trainer.strategy", "fsdp", "--tasks_per_round", "2"], "trainer"),
         ([*GROUPS, "--algorithm.groups.decay.geometry", "round"], "algorithm.groups.decay.geometry must be one of"),
         ([*GROUPS, "--algorithm.groups.decay.lr", "-1"], "algorithm.groups.decay.lr must be a positive finite number"),
