@@ -9,38 +9,17 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from obbo_lightning import OBBO, Hyperparameters, OnlineTuner, OuterStep, Positive, cli
-from obbo_lightning.core.distributed import Shard
-from obbo_lightning.core.memory import InnerState
-from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.round import run_round
-from obbo_lightning.geometry import Euclidean
-from obbo_lightning.solvers import GradientDescent
-from obbo_lightning.streams.quadratic import QuadraticTasks
+from obbo_lightning import Hyperparameters, OnlineTuner, Positive, cli
+from obbo_lightning.streams.quadratic import QuadraticStream
 
 
-def all_reduce(values):
-    summed = values.clone()
-    distributed.all_reduce(summed)
-    return summed
+class NotFinite(QuadraticStream):
+    """Its fourth task is NaN, which is rank 1's of the second round where there are two per round."""
 
-
-def skip_nan(folder):
-    """Run four rounds in which rank 1's task of the second round is NaN; every rank writes what it did."""
-    rank = distributed.get_rank()
-    stream = QuadraticTasks(rounds=8, inner_dim=4, outer_dim=2)
-    algorithm = OBBO(lr=0.01, window=2, geometry=Euclidean(), inner=GradientDescent(steps=5, lr=0.5))
-    step = OuterStep(nn.Parameter(stream.initial_outer()), algorithm, on_nonfinite="skip")
-    states, rounds = [InnerState()], []
-    for t in range(4):
-        task = stream[2 * t + rank]
-        if t == 1 and rank == 1:
-            task = {name: values * torch.nan for name, values in task.items()}
-        shard = Shard(first=rank, tasks=2, all_reduce=all_reduce)
-        finished = run_round(stream.problem, algorithm, step, [task], states, Key(0, t), shard)
-        states = finished.states
-        rounds.append({"skipped": finished.skipped.tolist(), "outer": finished.outer.tolist()})
-    (folder / f"nan-{rank}.json").write_text(json.dumps(rounds))
+    def __init__(self, seed: int = 0):
+        super().__init__(seed=seed)
+        task = self.train.task
+        self.train.task = lambda t: {name: v * (torch.nan if t == 3 else 1) for name, v in task(t).items()}
 
 
 class DecayModule(L.LightningModule):
@@ -100,7 +79,6 @@ def main():
         code = cli.main(arguments)
         if code:
             raise SystemExit(code)
-    skip_nan(folder)
     tune(folder)
     distributed.barrier()
     distributed.destroy_process_group()
