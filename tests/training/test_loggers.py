@@ -4,6 +4,7 @@ import os
 import struct
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock, PropertyMock, call
 
 import pytest
 
@@ -150,18 +151,13 @@ def test_wandb_that_cannot_be_used_is_offline_at_once(trouble, modes, tmp_path, 
     import wandb
 
     class Refused:
-        @property
-        def experiment(self):
-            raise wandb.errors.CommError("a bad key")
-
-    asked, printed = [], []
-    experiment = SimpleNamespace(define_metric=lambda *names, **options: None)
+        experiment = PropertyMock(side_effect=wandb.errors.CommError("a bad key"))
 
     def logger(**options):
         asked.append((os.environ.get("WANDB_MODE"), options["settings"].init_timeout))
-        offline = os.environ.get("WANDB_MODE") == "offline"
-        return Refused() if trouble == "refused" and not offline else SimpleNamespace(experiment=experiment)
+        return Refused() if trouble == "refused" and os.environ["WANDB_MODE"] != "offline" else Mock()
 
+    asked, printed = [], []
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("WANDB_API_KEY", "" if trouble == "no login" else "x" * 40)
@@ -193,33 +189,22 @@ def test_a_login_is_a_key_or_a_line_about_wandb_in_netrc(key, netrc, login, tmp_
 def test_figures_and_tables_are_uploaded_and_an_offline_run_prints_how(tmp_path, monkeypatch):
     import wandb
 
-    class Logger:
-        def __init__(self, offline):
-            settings = SimpleNamespace(_offline=offline)
-            self.experiment = SimpleNamespace(id="7", dir="/w/run-7/files", settings=settings, finish=logged.clear)
-            self.experiment.log_artifact = self.experiment.log = logged.append
-
-    class Artifact(list):
-        def __init__(self, name, type):  # noqa: A002
-            super().__init__([name, type])
-            artifacts.append(self)
-
-        def add_file(self, path):
-            self.append(os.path.basename(path))
-
-    printed, logged, artifacts = [], [], []
-    monkeypatch.setattr(wandb, "Artifact", Artifact)
+    run, console, artifact = RunDirectory(tmp_path), Mock(), Mock()
+    monkeypatch.setattr(wandb, "Artifact", artifact)
     monkeypatch.setattr(wandb, "Image", os.path.basename)
-    monkeypatch.setattr(loggers, "WandbLogger", Logger)
-    run = RunDirectory(tmp_path)
+    monkeypatch.setattr(loggers, "WandbLogger", Mock)
     run.figures.mkdir()
     for name in ("b.png", "a.png", "a.pdf"):
         (run.figures / name).touch()
-    console = SimpleNamespace(print=lambda text, **options: printed.append(text))
     loggers.finish_logger(None, run, console)
-    assert (artifacts, printed) == ([], [])
+    assert (artifact.mock_calls, console.mock_calls) == ([], [])
     for offline in (False, True):
-        loggers.finish_logger(Logger(offline), run, console)
-        assert artifacts.pop() == ["run-7", "run", "config.yaml", "metrics.csv", "summary.json", "a.png", "b.png"]
-        assert logged == []  # it was finished
-    assert printed == ["W&B was offline; upload with: wandb sync /w/run-7"]
+        experiment = Mock(id="7", dir="/w/run-7/files", settings=SimpleNamespace(_offline=offline))
+        artifact.reset_mock()
+        loggers.finish_logger(Mock(experiment=experiment), run, console)
+        artifact.assert_called_once_with("run-7", type="run")
+        added = [os.path.basename(one.args[0]) for one in artifact.return_value.add_file.call_args_list]
+        assert added == ["config.yaml", "metrics.csv", "summary.json", "a.png", "b.png"]
+        figures = {"a": "a.png", "b": "b.png"}
+        assert experiment.mock_calls == [call.log_artifact(artifact.return_value), call.log(figures), call.finish()]
+    console.print.assert_called_once_with("W&B was offline; upload with: wandb sync /w/run-7", soft_wrap=True)

@@ -395,21 +395,3 @@ def test_changed_rows_of_finished_rounds_are_named(row, where, capsys):
     assert f"but they differ from {where} on" in error
     assert "'b'" not in error  # all columns have grown, which does not tell which of them has another past
     assert error.count("\n") == 1
-
-
-def test_a_class_whose_examples_changed_is_named(capsys):
-    names, rng = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu"], np.random.default_rng(0)
-    examples = rng.normal(size=(70, 3))
-    np.savez("one.npz", examples=examples, labels=np.repeat(names, 10))
-    flags = ["--data", "examples", "--data.path", "one.npz", "--data.train_classes", "[ant, bee, cat]"]
-    flags += ["--data.ratios", "[0, 1, 1]", "--data.ways", "2", "--data.shots", "2", "--data.queries", "2"]
-    flags += ["--problem.network.widths", "[4]", "--evaluation.tasks", "1", "--trainer.accelerator", "cpu"]
-    run = fit(*flags, rounds=4)
-    examples[15] += 1
-    np.savez("two.npz", examples=examples, labels=np.repeat(names, 10))
-    capsys.readouterr()
-    assert resume(run, "--rounds", "6", "--data.path", "two.npz") == 2
-    assert "'bee' has changed" in capsys.readouterr().err
-    shutil.copy("two.npz", "one.npz")
-    assert resume(run, "--rounds", "6") == 2
-    assert "data must begin with those of" in capsys.readouterr().err
