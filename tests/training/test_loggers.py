@@ -106,42 +106,31 @@ def make_config(**wandb):
     return {"wandb": options, "logger": "wandb", "experiment": "e", **parts}
 
 
-@pytest.fixture
-def wandb_options(monkeypatch):
-    """The options with which W&B's logger is made, and the metrics that are defined."""
-    asked, defined = [], []
-    experiment = SimpleNamespace(define_metric=lambda name, **options: defined.append((name, options)))
-    make = lambda **options: asked.append(options) or SimpleNamespace(experiment=experiment)  # noqa: E731
-    monkeypatch.setattr(loggers, "WandbLogger", make)
-    monkeypatch.setattr(loggers, "has_login", lambda: False)
-    for name in ("WANDB_PROJECT", "WANDB_SWEEP_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    return SimpleNamespace(asked=asked, defined=defined)
-
-
 @pytest.mark.parametrize(
     ("asked", "variable", "project"),
-    [("mine", "theirs", "mine"), (None, "theirs", "theirs"), (None, None, "obbo_lightning")],
+    [("mine", "theirs", "mine"), (None, "theirs", "theirs"), (None, "", "obbo_lightning")],
 )
-def test_a_wandb_run_has_names_from_the_run_and_keeps_its_identity(
-    asked, variable, project, tmp_path, monkeypatch, wandb_options
-):
-    if variable:
-        monkeypatch.setenv("WANDB_PROJECT", variable)
+def test_a_wandb_run_has_names_from_the_run_and_keeps_its_identity(asked, variable, project, tmp_path, monkeypatch):
+    logger = Mock()
+    monkeypatch.setattr(loggers, "WandbLogger", logger)
+    monkeypatch.setattr(loggers, "has_login", lambda: False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", variable)
+    monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
     monkeypatch.setenv("WANDB_RUN_ID", "of another run")  # without a sweep it is not this run's
     config, run = make_config(project=asked), RunDirectory(tmp_path)
     for _ in range(2):
         loggers.make_logger(config, run, None)
-    first, second = wandb_options.asked
+    first, second = (one.kwargs for one in logger.call_args_list)
     assert first["id"] == second["id"] == (tmp_path / "wandb-id").read_text() != "of another run"
     assert [first[name] for name in ("project", "name", "group")] == [project, tmp_path.name, "e"]
     assert first["tags"] == ["Own", "market"]
     assert (first["config"], first["save_dir"], first["resume"]) == (config, tmp_path, "allow")
-    assert wandb_options.defined[:2] == [("round", {}), ("*", {"step_metric": "round"})]
+    defined = logger.return_value.experiment.define_metric.call_args_list
+    assert defined == [call("round"), call("*", step_metric="round")] * 2
     assert loggers.make_logger({"logger": "csv"}, run, None) is None
     loggers.make_logger(make_config(project="p", name="n", group="g", tags=["t"]), run, None)
-    assert [wandb_options.asked[-1][name] for name in ("project", "name", "group", "tags")] == ["p", "n", "g", ["t"]]
+    assert [logger.call_args.kwargs[name] for name in ("project", "name", "group", "tags")] == ["p", "n", "g", ["t"]]
 
 
 @pytest.mark.parametrize(

@@ -524,11 +524,8 @@ def test_a_run_writes_lambda_by_name_and_metrics_of_each_group(here, no_figures)
     final = final_state(run)["state_dict"]["outer"][0].tolist()
     assert [float(outer[-1][name]) for name in ("decay", "smoothing")] == final
     for row in rows:
-        for kind in ("euclidean", "generalized"):
-            total = float(row[f"regret/{kind}/decay"]) + float(row[f"regret/{kind}/smoothing"])
-            assert total == pytest.approx(float(row[f"regret/{kind}"]), rel=1e-6)
-        assert row["regret/exact/decay"] == ""
         assert float(row["lr/decay"]) > 0
+        assert row["regret/exact/decay"] == ""
     algorithm = yaml.safe_load(run.config.read_text())["algorithm"]
     assert (algorithm["lr"], algorithm["scale"]) == (None, 0.3)
     assert not {"geometry", "regularizer", "domain"} & set(algorithm)
