@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,18 +16,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy
 from processes import Forked, wait_for
 from small_runs import read_table
-from toy import F64, SIX, Nonlinear, double
+from toy import SIX, Nonlinear
 from two_processes import DecayModule, RecordingTuner, tuning_rows
 
-from obbo_lightning import OBBO, SOBBO, FewShot, OuterStep, cli
-from obbo_lightning.core.distributed import Shard
+from obbo_lightning import cli
 from obbo_lightning.core.memory import InnerState, TaskEntry
-from obbo_lightning.core.randomness import Key
-from obbo_lightning.core.round import run_round
-from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
-from obbo_lightning.networks import CNN4
-from obbo_lightning.solvers import GradientDescent
-from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
 from obbo_lightning.training.distributed import Processes, local_processes, lost_rank, require_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
@@ -162,37 +154,6 @@ def test_a_lost_process_is_told_from_a_defect(message, initialized, lost, monkey
     assert lost_rank(RuntimeError(message)) is lost
 
 
-INNER = GradientDescent(steps=3, lr=0.05, start="outer")
-ALGORITHMS = [OBBO(inner=INNER, hypergradient=h) for h in (FixedPoint(4, lr=0.02), ConjugateGradient(3), Unrolled())]
-ALGORITHMS += [
-    SOBBO(
-        inner=GradientDescent(steps=1, lr=0.05, start="outer", batch_size=5),  # which samples: never together
-        hypergradient=StochasticNeumann(2, 10.0, batch_size=5),
-    )
-]
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a.hypergradient).__name__)
-def test_few_shot_tasks_that_are_solved_together_give_the_round_of_a_loop(algorithm):
-    problem = FewShot(partial(CNN4, image_size=16, filters=4), learn_proximity=True)
-    stream, rounds = SyntheticStream(image_size=16), []
-    tasks = [double(stream.train[t]) for t in range(3)]
-    for vmap in (False, True):
-        step = OuterStep(torch.nn.Parameter(problem.initial_outer(0).to(F64)), algorithm)
-        states = [InnerState() for _ in tasks]
-        for t in range(2):
-            finished = run_round(problem, algorithm, step, tasks, states, Key(0, t), Shard(vmap=vmap))
-            states = finished.states
-        rounds.append(finished)
-    loop, vmap = rounds
-    for name in ("hypergradient", "outer", "loss", "inner_loss"):
-        assert torch.allclose(getattr(loop, name), getattr(vmap, name), rtol=1e-10, atol=1e-10), name
-    assert loop.scores["accuracy"] == vmap.scores["accuracy"]
-    assert loop.evaluations == vmap.evaluations
-    if not algorithm.supports_vmap:
-        assert torch.equal(loop.outer, vmap.outer)
-
-
 # Runs.
 
 SMALL = ["--rounds", "12", "--problem.network.filters", "2", "--data.image_size", "16", "--evaluation.tasks", "3"]
@@ -220,6 +181,24 @@ def only_run(folder):
 def rows_of(run):
     lines = (run / "metrics.csv").read_text().splitlines()[1:]
     return [[float(x) if x else 0.0 for x in line.split(",")] for line in lines]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--algorithm.hypergradient", "conjugate_gradient"],
+        ["--algorithm.hypergradient", "unrolled"],
+        ["--algorithm", "sobbo", "--algorithm.inner.batch_size", "5"],  # which samples: never together
+    ],
+    ids=["fixed_point", "conjugate_gradient", "unrolled", "sobbo"],
+)
+def test_few_shot_tasks_that_are_solved_together_give_the_run_of_a_loop(flags, tmp_path, no_figures):
+    flags = ["fit", *SMALL, *DOUBLE, *flags, "--rounds", "3", "--problem.learn_proximity", "true"]
+    for several in ("loop", "vmap"):
+        assert cli.main([*flags, "--several_tasks", several, "--output", str(tmp_path / several)]) == 0
+    loop, vmap = (rows_of(only_run(tmp_path / several)) for several in ("loop", "vmap"))
+    assert vmap == (loop if "sobbo" in flags else [pytest.approx(row, rel=1e-10, abs=1e-10) for row in loop])
 
 
 @pytest.fixture(scope="module")
