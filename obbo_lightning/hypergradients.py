@@ -13,12 +13,11 @@ from obbo_lightning.core.memory import HypergradientWindow, InnerState, Memory, 
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key, Sample
 from obbo_lightning.core.regret import Regret
-from obbo_lightning.core.round import Estimate, estimate_hypergradient
+from obbo_lightning.core.round import estimate_hypergradient
 
 __all__ = [
     "ClosedForm",
     "ConjugateGradient",
-    "Estimate",
     "Estimator",
     "FixedPoint",
     "Hypergradient",

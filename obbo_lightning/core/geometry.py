@@ -35,10 +35,6 @@ class Distance(ABC):
         """Return the mirror map ∇φ(λ)."""
 
     @abstractmethod
-    def inverse_mirror(self, dual: Tensor) -> Tensor:
-        """Return (∇φ)⁻¹, so that ``inverse_mirror(mirror(x)) == x``."""
-
-    @abstractmethod
     def strong_convexity(self, domain: Domain) -> float:
         """Return ρ with D_φ(x, λ) ≥ (ρ/2) ‖x − λ‖² on ``domain``; 0 where there is none."""
 
@@ -107,9 +103,6 @@ class DiagonalQuadratic(Distance):
 
     def mirror(self, outer: Tensor) -> Tensor:
         return self.scale * outer
-
-    def inverse_mirror(self, dual: Tensor) -> Tensor:
-        return dual / self.scale
 
     def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
         return self.value(outer - reference)
@@ -209,8 +202,8 @@ class NegativeEntropy(Entropy):
     ρ is 1 on the simplex and 1/U on (0, U]^d. Coordinates are clamped at the smallest normal number, so none becomes
     zero for good, and at the largest, so none overflows.
 
-    >>> NegativeEntropy().inverse_mirror(NegativeEntropy().mirror(torch.tensor([[2.0]])))
-    tensor([[2.]])
+    >>> NegativeEntropy().mirror(torch.tensor([[1.0]]))  # log λ
+    tensor([[0.]])
     """
 
     def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
@@ -221,9 +214,6 @@ class NegativeEntropy(Entropy):
 
     def mirror(self, outer: Tensor) -> Tensor:
         return outer.log()
-
-    def inverse_mirror(self, dual: Tensor) -> Tensor:
-        return dual.exp()
 
     def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
         return (torch.xlogy(outer, outer / reference) - outer + reference).sum(-1)
@@ -259,9 +249,6 @@ class Burg(Entropy):
 
     def mirror(self, outer: Tensor) -> Tensor:
         return -1 / outer
-
-    def inverse_mirror(self, dual: Tensor) -> Tensor:
-        return -1 / dual
 
     def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
         relative = (outer - reference) / reference

@@ -43,10 +43,6 @@ class InnerSolver(Configurable, ABC):
         if self.warm_starts:
             require_initial_inner(problem, problem.initial_inner(outer, task))
 
-    def require_differentiable(self) -> None:
-        """Refuse, before the first round, to be differentiated through."""
-        raise ValueError(f"hypergradient 'Unrolled' needs steps of GradientDescent as inner, got inner {self!r}")
-
     def warm_start(self, oracle: Oracle, previous: Tensor | None) -> Tensor | None:
         """Return β_t: ``previous``, or in the first round of a warm-started solver the problem's own β_1."""
         if previous is None and self.warm_starts:
@@ -56,11 +52,6 @@ class InnerSolver(Configurable, ABC):
     @abstractmethod
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         """Return ω^K, detached; ``previous`` is β_t."""
-
-    def unroll(self, oracle: Oracle, previous: Tensor | None) -> tuple[Tensor, int]:
-        """Return ω^K with the graph of all steps, and the number of steps."""
-        self.require_differentiable()
-        raise AssertionError("a differentiable solver must implement unroll")
 
 
 class IterativeSolver(InnerSolver):
@@ -105,10 +96,9 @@ class GradientDescent(IterativeSolver):
             evaluated at ω^K stay in full precision.
 
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> oracle = QuadraticTasks().oracle()
     >>> inner = GradientDescent(steps=200, lr=1.0)(oracle, torch.zeros(1, 8, dtype=torch.float64))
-    >>> torch.allclose(inner, stream.problem.solution(oracle.outer, stream[0]))
+    >>> torch.allclose(inner, oracle.problem.solution(oracle.outer, oracle.task))
     True
     """
 
@@ -127,18 +117,7 @@ class GradientDescent(IterativeSolver):
     def warm_starts(self) -> bool:
         return self.start == "previous"
 
-    def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
-        return self.descend(oracle, previous, differentiable=False)
-
-    def require_differentiable(self) -> None:
-        if self.precision != "full":
-            raise ValueError(f"inner.precision must be full for hypergradient 'Unrolled', got {self.precision!r}")
-
-    def unroll(self, oracle: Oracle, previous: Tensor | None) -> tuple[Tensor, int]:
-        self.require_differentiable()
-        return self.descend(oracle, previous, differentiable=True), self.steps
-
-    def descend(self, oracle: Oracle, previous: Tensor | None, differentiable: bool) -> Tensor:
+    def __call__(self, oracle: Oracle, previous: Tensor | None, differentiable: bool = False) -> Tensor:
         """Return ω^K; with ``differentiable`` the graph of all K steps is kept."""
         autocast = torch.autocast(oracle.outer.device.type, torch.bfloat16, enabled=self.precision == "bf16")
         with torch.set_grad_enabled(differentiable), autocast:
@@ -170,9 +149,7 @@ class ExactSolution(InnerSolver):
     """β̂_t(λ_t) from the problem's own closed form.
 
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> ExactSolution()(oracle, None).shape
+    >>> ExactSolution()(QuadraticTasks().oracle(), None).shape
     torch.Size([1, 8])
     """
 

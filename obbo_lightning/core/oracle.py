@@ -21,8 +21,8 @@ class Oracle:
         solver_state: state of the inner solver after the previous round ``[lanes, …]``; the solver replaces it.
 
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> Oracle(stream.problem, stream.initial_outer(), stream[0]).inner_gradient(stream[0]["b"]).shape
+    >>> oracle = QuadraticTasks().oracle()  # Oracle(problem, λ_1, first task)
+    >>> oracle.inner_gradient(oracle.task["b"]).shape
     torch.Size([1, 8])
     """
 

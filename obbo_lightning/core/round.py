@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.distributed import Shard
+from obbo_lightning.core.hypergradients import Hypergradient
 from obbo_lightning.core.memory import InnerState, TaskEntry
 from obbo_lightning.core.oracle import Oracle, require_finite, require_outer, require_shape
 from obbo_lightning.core.outer_step import OuterStep, OuterUpdate
@@ -21,26 +22,6 @@ from obbo_lightning.core.validation import instance_of
 
 Metrics = dict[str, float | int | None]
 WHOLE_ROUND = Shard()
-
-
-class Estimate(NamedTuple):
-    """Hypergradient of one task at λ_t, and what came with it.
-
-    Attributes:
-        hypergradient: d_t ``[lanes, d]``.
-        inner: β_{t+1} ``[lanes, p]``.
-        state: where the task's next solve starts.
-        loss: f_t(λ_t, β_{t+1}) ``[lanes]``, before λ has learned from the task.
-        residual: of the linear system, relative ``[lanes]``.
-        evaluations: numbers of gradients and of second-derivative products.
-    """
-
-    hypergradient: Tensor
-    inner: Tensor
-    state: InnerState
-    loss: Tensor
-    residual: Tensor
-    evaluations: dict[str, int]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,7 +45,7 @@ class Round(OuterUpdate):
     scores: dict[str, Tensor]
     evaluations: dict[str, int]
     window_fill: int
-    estimates: list[Estimate]
+    estimates: list[Hypergradient]
     states: list[InnerState]
 
     def metrics(self) -> Metrics:
@@ -211,7 +192,7 @@ def online(
 
 def estimate_hypergradient(
     problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, state: InnerState, key: Key
-) -> Estimate:
+) -> Hypergradient:
     """Estimate the hypergradient of one task at λ. Pure: the same arguments give the same estimate.
 
     Args:
@@ -226,18 +207,18 @@ def estimate_hypergradient(
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
     >>> stream = QuadraticTasks()
     >>> found = estimate_hypergradient(stream.problem, OBBO(), stream.initial_outer(), stream[0], InnerState(), Key())
-    >>> found.hypergradient.shape, found.evaluations  # 20 inner steps and 5 iterations of the fixed point
+    >>> found.value.shape, found.evaluations  # 20 inner steps and 5 iterations of the fixed point
     (torch.Size([1, 4]), {'gradients': 22, 'products': 4})
     """
     oracle = Oracle(problem, outer, task, key, state.solver_state)
     start = algorithm.inner.warm_start(oracle, state.inner)
-    result = algorithm.hypergradient(oracle, algorithm.inner, start, state.linear_solution)
+    result = algorithm.hypergradient(oracle, algorithm.inner, replace(state, inner=start))
     after = InnerState(
         _keep_finite(result.inner, start) if algorithm.inner.warm_starts else None,
-        _keep_finite(result.linear_solution, state.linear_solution),
+        _keep_finite(result.state.linear_solution, state.linear_solution),
         _keep_finite(oracle.solver_state, state.solver_state),
     )
-    return Estimate(result.value, result.inner, after, result.loss, result.residual, oracle.evaluations)
+    return replace(result, state=after, evaluations=oracle.evaluations)
 
 
 def _keep_finite(after: Tensor | None, before: Tensor | None) -> Tensor | None:
@@ -254,7 +235,7 @@ class _Solved(NamedTuple):
     problem: Problem
     outer: Tensor
     task: Task
-    estimate: Estimate
+    estimate: Hypergradient
 
 
 def _solve(
@@ -274,8 +255,8 @@ def _solve(
             estimate = estimate_hypergradient(own, algorithm, at, task, state, key._replace(slot=shard.first + j))
         else:
             lane = slice(j, j + 1)
-            tensors = {name: getattr(together, name)[lane] for name in ("hypergradient", "inner", "loss", "residual")}
-            estimate = together._replace(state=together.state.lanes(lane), **tensors)  # its evaluations are for all
+            tensors = {name: getattr(together, name)[lane] for name in ("value", "inner", "loss", "residual")}
+            estimate = replace(together, state=together.state.lanes(lane), **tensors)  # its evaluations are for all
         solved.append(_Solved(own, at, task, estimate))
     return solved
 
@@ -295,11 +276,11 @@ def _combine(
             inner_losses.append(problem.inner_loss(outer, estimate.inner, problem.for_gradients(task)))
         scores.append(problem.scores(outer, estimate.inner, task))
         if algorithm.hypergradient.is_exact:
-            exact.append(estimate.hypergradient)
+            exact.append(estimate.value)
         elif (known := problem.hypergradient(outer, task)) is not None:
             exact.append(require_shape(problem, "hypergradient", known[0].detach(), outer.shape))
     # d_t = (1/n) Σ_j d_{t,j}
-    hypergradients = torch.stack([shard.mean([one.estimate.hypergradient for one in past], lanes) for past in solved])
+    hypergradients = torch.stack([shard.mean([one.estimate.value for one in past], lanes) for past in solved])
     # Processes that divide lanes make the same evaluations: each counts its fraction of them.
     fraction = 1.0 if shard.lanes is None else (shard.lanes.stop - shard.lanes.start) / lanes
     counts = [fraction * sum(one.evaluations[name] for one in estimates) for name in ("gradients", "products")]

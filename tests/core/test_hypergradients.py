@@ -6,6 +6,7 @@ from toy import F64, Nonlinear, Proximal, dense_hessian, dense_outer_gradients, 
 
 from obbo_lightning import Problem
 from obbo_lightning.core.hypergradients import relative_norm
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
@@ -25,7 +26,7 @@ def gradient_descent_path(problem, outer, start, task, steps, lr):
 
 
 def estimate(estimator, solver, problem, outer, task, inner=None, linear_solution=None, key=None):
-    return estimator(Oracle(problem, outer, task, key), solver, inner, linear_solution)
+    return estimator(Oracle(problem, outer, task, key), solver, InnerState(inner, linear_solution))
 
 
 def product(matrix, vector):
@@ -148,10 +149,10 @@ def test_conjugate_gradient_continues_from_the_previous_linear_solution():
         return estimate(estimator, ExactSolution(), stream.problem, outer, stream[0], None, linear_solution)
 
     cold = solve(estimator)
-    assert float(solve(estimator, cold.linear_solution).residual) < float(cold.residual)
-    ignored = solve(ConjugateGradient(3), cold.linear_solution)
+    assert float(solve(estimator, cold.state.linear_solution).residual) < float(cold.residual)
+    ignored = solve(ConjugateGradient(3), cold.state.linear_solution)
     assert torch.equal(ignored.value, cold.value)
-    assert ignored.linear_solution is None
+    assert ignored.state.linear_solution is None
 
 
 def test_neumann_on_the_whole_task_averages_to_the_fixed_point():
@@ -161,7 +162,7 @@ def test_neumann_on_the_whole_task_averages_to_the_fixed_point():
     estimator = StochasticNeumann(terms, smoothness, batch_size=None)
     for t in range(60):
         oracle = Oracle(problem, outer, task, Key(0, t))
-        found = estimator(oracle, solver, inner, None)
+        found = estimator(oracle, solver, InnerState(inner))
         by_terms[oracle.evaluations["products"] - 1] = found.value  # m̃ Hessian products and one mixed
     assert sorted(by_terms) == list(range(terms))
     mean = torch.stack(list(by_terms.values())).mean(0)

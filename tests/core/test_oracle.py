@@ -39,7 +39,7 @@ def test_an_analytic_mixed_term_is_free_and_all_products_use_one_graph():
     solver, problem, without = GradientDescent(steps=4, lr=0.3, start="outer"), CountedLosses(), Proximal()
     without.mixed_term = lambda *_: None
     oracles = [Oracle(p, toy_point(), toy_task()) for p in (problem, without)]
-    analytic, automatic = (FixedPoint(5)(oracle, solver, None, None).value for oracle in oracles)
+    analytic, automatic = (FixedPoint(5)(oracle, solver, InnerState()).value for oracle in oracles)
     assert problem.losses == 4 + 1
     assert oracles[0].evaluations == {"gradients": 4 + 1 + 1, "products": 4}
     assert oracles[1].evaluations == {"gradients": 4 + 1 + 1, "products": 5}

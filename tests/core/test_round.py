@@ -49,7 +49,7 @@ def test_error_and_exact_regret_are_measured_against_the_mean_of_the_true_hyperg
     outer, window, regret = stream.initial_outer(), HypergradientWindow(3), torch.zeros(2, dtype=F64)
     for tasks, finished in zip(rounds, online(stream.problem, algorithm, rounds, outer, regret_window=3), strict=True):
         truth = torch.stack([stream.problem.hypergradient(outer, task)[0] for task in tasks]).mean(0)
-        mean = torch.stack([one.hypergradient for one in finished.estimates]).mean(0)
+        mean = torch.stack([one.value for one in finished.estimates]).mean(0)
         assert torch.allclose(finished.hypergradient, mean, rtol=1e-12)
         assert torch.allclose(finished.hypergradient_error, (mean - truth).norm(dim=-1), rtol=1e-9)
         regret = regret + window.push(truth).square().sum(-1)
