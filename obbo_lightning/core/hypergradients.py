@@ -245,12 +245,14 @@ class StochasticNeumann(ImplicitEstimator):
 
     def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
         super().require_compatible(problem, solver)
+        self._require_smoothness(problem)
+
+    def _require_smoothness(self, problem: Problem) -> None:
         if self.smoothness is None and not problem.provides("smoothness"):
             name = type(problem).__name__
             raise ValueError(f"hypergradient.smoothness must be given for {name}, which has none of its own, got None")
 
     def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, state: InnerState) -> Hypergradient:
-        self.require_compatible(oracle.problem, solver)
         smoothness = self._smoothness(oracle)
         terms = random.Random(oracle.key.seed_for("terms")).randrange(self.max_terms)  # noqa: S311 a sample, no secret
         _, by_outer, by_inner = oracle.outer_gradients(inner, oracle.draw("epsilon", 0, self.batch_size))
@@ -270,6 +272,7 @@ class StochasticNeumann(ImplicitEstimator):
         problem, outer = oracle.problem, oracle.outer.detach()
         if self.smoothness is not None:
             return torch.full_like(outer[:, :1], self.smoothness)
+        self._require_smoothness(problem)
         smoothness = problem.smoothness(outer, oracle.task)
         assert smoothness is not None
         require_shape(problem, "smoothness", smoothness, outer.shape[:1])

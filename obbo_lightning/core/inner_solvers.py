@@ -167,9 +167,7 @@ class ExactSolution(InnerSolver):
 class StatefulSolver(IterativeSolver):
     """K steps from β_t with a state (momentum, moments) that is carried from round to round together with β."""
 
-    @property
-    def warm_starts(self) -> bool:
-        return True
+    warm_starts = True
 
     @torch.no_grad()
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
@@ -248,15 +246,13 @@ class InnerAdam(StatefulSolver):
     epsilon: float = 1e-8
     batch_size: int | None = None
 
+    step_size = None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         decay("inner.beta1", self.beta1)
         decay("inner.beta2", self.beta2)
         positive("inner.epsilon", self.epsilon)
-
-    @property
-    def step_size(self) -> float | None:
-        return None
 
     def initial_state(self, inner: Tensor) -> Tensor:
         return inner.new_zeros(len(inner), 2 * inner.shape[-1] + 1)  # m, v, k

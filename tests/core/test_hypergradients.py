@@ -196,7 +196,7 @@ def test_the_mean_of_neumann_over_many_draws_is_the_truncated_series():
     estimator = StochasticNeumann(terms, smoothness, batch_size=1)
     values = torch.cat(
         [
-            estimator.differentiate(Oracle(problem, outer, {}, Key(7, t)), ExactSolution(), inner, None).value
+            estimator.differentiate(Oracle(problem, outer, {}, Key(7, t)), ExactSolution(), inner, InnerState()).value
             for t in range(draws)
         ]
     )

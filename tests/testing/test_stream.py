@@ -23,10 +23,8 @@ def random_cifar100(root, monkeypatch):
     data = fc100.Cifar100(
         np.random.default_rng(0).integers(0, 256, (1200, 32, 32, 3), dtype=np.uint8),
         fine,
-        fine // 5,
         np.zeros(1200, np.uint8),
         np.arange(100).astype(str),
-        np.arange(20).astype(str),
     )
     monkeypatch.setattr(fc100, "CHECKSUM", fc100.checksum(data))
     np.savez(root / "cifar100.npz", **data._asdict())
@@ -233,7 +231,7 @@ def test_a_stream_that_breaks_a_rule_is_noticed(name):
 class GaussianClasses:
     """A user's source of examples: class c is a normal distribution around c."""
 
-    shape, smallest = (4,), staticmethod(lambda classes: None)
+    shape, require = (4,), staticmethod(lambda classes, count: None)
 
     def draw(self, classes, generator):
         return classes.unsqueeze(-1) + torch.randn(len(classes), 4, generator=generator)
