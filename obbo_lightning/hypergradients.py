@@ -9,7 +9,7 @@ from obbo_lightning.core.hypergradients import (
     StochasticNeumann,
     Unrolled,
 )
-from obbo_lightning.core.memory import HypergradientWindow, InnerState, Memory, NoMemory, TaskWindow
+from obbo_lightning.core.memory import HypergradientWindow, InnerState, Memory, TaskWindow
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key, Sample
 from obbo_lightning.core.regret import Regret
@@ -25,7 +25,6 @@ __all__ = [
     "InnerState",
     "Key",
     "Memory",
-    "NoMemory",
     "Oracle",
     "Regret",
     "Sample",

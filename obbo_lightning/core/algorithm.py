@@ -13,7 +13,7 @@ from obbo_lightning.core.domains import Domain
 from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
 from obbo_lightning.core.hypergradients import Estimator, FixedPoint
 from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
-from obbo_lightning.core.memory import HypergradientWindow, Memory, NoMemory
+from obbo_lightning.core.memory import HypergradientWindow, Memory
 from obbo_lightning.core.optimizer import BregmanProx, projected_optimizer, require_no_regularizer
 from obbo_lightning.core.parameter_groups import SETTINGS, LearningRate, ParameterGroup, ParameterGroups, resolve_groups
 from obbo_lightning.core.problem import Problem
@@ -47,7 +47,7 @@ class Algorithm(Configurable, ABC):
 
     def memory(self) -> Memory:
         """Return the empty memory that turns hypergradients into q_t."""
-        return NoMemory()
+        return Memory()
 
     @abstractmethod
     def optimizer(self, outer: Parameter, groups: ParameterGroups | None = None) -> Optimizer:

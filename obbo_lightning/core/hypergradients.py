@@ -60,17 +60,6 @@ class Estimator(Configurable, ABC):
         """Return d_t from ``state``: β_t and the last linear solution, either of which may be None."""
 
 
-class ImplicitEstimator(Estimator):
-    """Estimator of ∇F_t(λ_t) that depends on the inner variable but not on the steps that led to it."""
-
-    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
-        return self.differentiate(oracle, solver, solver(oracle, state.inner), state)
-
-    @abstractmethod
-    def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, state: InnerState) -> Hypergradient:
-        """Return d_t at a given inner variable; ``state`` has the last linear solution."""
-
-
 @dataclass(frozen=True)
 class ClosedForm(Estimator):
     """∇F_t(λ_t) as the problem supplies it; the inner solver is not used.
@@ -98,7 +87,7 @@ class ClosedForm(Estimator):
 
 
 @dataclass(frozen=True)
-class FixedPoint(ImplicitEstimator):
+class FixedPoint(Estimator):
     """∇_λ f − η ∇²_λβ g · v_J with v_1 = ∇_β f, v_{j+1} = (I − η ∇²_ββ g) v_j + ∇_β f.
 
     The first iterate costs nothing: J iterations are J − 1 Hessian-vector products through one retained graph. The
@@ -138,7 +127,8 @@ class FixedPoint(ImplicitEstimator):
             raise ValueError(f"hypergradient.lr must be given for inner {solver!r}, which has no step size, got None")
         return lr
 
-    def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, state: InnerState) -> Hypergradient:
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
+        inner = solver(oracle, state.inner)
         lr = self._step_size(solver)
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
         curvature = oracle.curvature(inner)
@@ -153,7 +143,7 @@ class FixedPoint(ImplicitEstimator):
 
 
 @dataclass(frozen=True)
-class ConjugateGradient(ImplicitEstimator):
+class ConjugateGradient(Estimator):
     """∇_λ f − ∇²_λβ g · v where ∇²_ββ g · v = ∇_β f is solved by J steps of conjugate gradients, each lane its own.
 
     A lane that has reached ``tol`` stops; so does one that meets a direction of negative curvature, where the system
@@ -180,7 +170,8 @@ class ConjugateGradient(ImplicitEstimator):
         at_least("hypergradient.steps", self.steps, 1)
         nonnegative("hypergradient.tol", self.tol)
 
-    def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, state: InnerState) -> Hypergradient:
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
+        inner = solver(oracle, state.inner)
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
         curvature = oracle.curvature(inner)
         # ∇²_ββ g · v = ∇_β f
@@ -213,7 +204,7 @@ class ConjugateGradient(ImplicitEstimator):
 
 
 @dataclass(frozen=True)
-class StochasticNeumann(ImplicitEstimator):
+class StochasticNeumann(Estimator):
     """∇_λ f(ε) − ∇²_λβ g(ζ⁰) · (m/ℓ) ∏_{j=1}^{m̃} (I − ∇²_ββ g(ζ^j)/ℓ) ∇_β f(ε)     (eq. stochastic_gradient_sample).
 
     m̃ is uniform on 0..m−1 and shared by all lanes; every factor has its own fresh sample. On the whole task the mean
@@ -252,7 +243,8 @@ class StochasticNeumann(ImplicitEstimator):
             name = type(problem).__name__
             raise ValueError(f"hypergradient.smoothness must be given for {name}, which has none of its own, got None")
 
-    def differentiate(self, oracle: Oracle, solver: InnerSolver, inner: Tensor, state: InnerState) -> Hypergradient:
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
+        inner = solver(oracle, state.inner)
         smoothness = self._smoothness(oracle)
         terms = random.Random(oracle.key.seed_for("terms")).randrange(self.max_terms)  # noqa: S311 a sample, no secret
         _, by_outer, by_inner = oracle.outer_gradients(inner, oracle.draw("epsilon", 0, self.batch_size))

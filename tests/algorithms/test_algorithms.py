@@ -15,7 +15,7 @@ from obbo_lightning.hypergradients import (
     ConjugateGradient,
     FixedPoint,
     HypergradientWindow,
-    NoMemory,
+    Memory,
     StochasticNeumann,
     TaskWindow,
     Unrolled,
@@ -37,8 +37,8 @@ DEFAULTS = {
         Euclidean(),
     ),
     "oagd": (GradientDescent(20, 0.1), FixedPoint(5), (TaskWindow, 10, None), Euclidean()),
-    "adam": (GradientDescent(20, 0.1), FixedPoint(5), (NoMemory, None, None), None),
-    "sgdm": (GradientDescent(20, 0.1), FixedPoint(5), (NoMemory, None, None), None),
+    "adam": (GradientDescent(20, 0.1), FixedPoint(5), (Memory, None, None), None),
+    "sgdm": (GradientDescent(20, 0.1), FixedPoint(5), (Memory, None, None), None),
 }
 
 

@@ -72,7 +72,7 @@ def test_every_component_of_the_package_is_registered():
             yield from below(one)
 
     abstract = {"Algorithm", "BregmanAlgorithm", "OuterStepAlgorithm", "ProjectedAlgorithm", "Domain", "Entropy"}
-    abstract |= {"FixedGeometry", "Geometry", "Estimator", "ImplicitEstimator", "InnerSolver", "IterativeSolver"}
+    abstract |= {"FixedGeometry", "Geometry", "Estimator", "InnerSolver", "IterativeSolver"}
     abstract |= {"StatefulSolver", "Problem", "Stream", "FewShotStream", "StoredFewShotStream", "LabelledStream"}
     ours = {cls for cls in below(Configurable) if cls.__module__.startswith("obbo_lightning.")}
     assert {qualified_name(cls) for cls in ours if cls.__name__ not in abstract} <= known

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import F64, normal
 
-from obbo_lightning.core.memory import HypergradientWindow, InnerState, NoMemory, TaskEntry, TaskWindow
+from obbo_lightning.core.memory import HypergradientWindow, InnerState, Memory, TaskEntry, TaskWindow
 
 
 def window_from_definition(values, window, discount):
@@ -94,7 +94,7 @@ def test_window_continues_from_its_state(discount, generator):
 
 @pytest.mark.parametrize(
     ("memory", "merged"),
-    [(NoMemory(), 6.0), (HypergradientWindow(4), 1.5), (TaskWindow(4), 2.0)],
+    [(Memory(), 6.0), (HypergradientWindow(4), 1.5), (TaskWindow(4), 2.0)],
     ids=["none", "hypergradients", "tasks"],
 )
 def test_a_window_that_is_not_full_divides_by_its_whole_length(memory, merged):

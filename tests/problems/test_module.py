@@ -12,10 +12,9 @@ from toy import F64, normal
 from obbo_lightning import Hyperparameters, ModuleProblem, OnSimplex, ParameterGroups, Positive, Weights
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Sample, derive_seed
-from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
+from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, InnerState
 from obbo_lightning.networks.hyperparameters import FunctionalModule
 from obbo_lightning.problems.module import CurrentWeights, TrainedModuleProblem, batch_of, cast_floats
-from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.testing import central_difference, check_problem
 
 
@@ -111,7 +110,7 @@ def test_the_hypergradient_is_that_of_central_differences_through_an_exact_solut
     expected = central_difference(lambda outer: losses_from_matrices(outer, solution(outer), TASK)[1], OUTER)
     for estimator in (ConjugateGradient(steps=20), FixedPoint(steps=2000, lr=0.2)):
         oracle = Oracle(RIDGE, OUTER, TASK)
-        found = estimator.differentiate(oracle, GradientDescent(), solution(OUTER), None)
+        found = estimator(oracle, lambda *_: solution(OUTER), InnerState())
         assert (found.value - expected).abs().max() <= 1e-8
 
 
