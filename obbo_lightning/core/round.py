@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from obbo_lightning.core.statistics import median
 from obbo_lightning.core.validation import instance_of
 
 Metrics = dict[str, float | int | None]
+Solved = tuple[Problem, Tensor, Task, Hypergradient]  # a task solved at λ_t, in the lanes of this process
 WHOLE_ROUND = Shard()
 
 
@@ -109,7 +110,8 @@ def run_round(
         _solve(problem, algorithm, shard, outer, past, key._replace(age=age))
         for age, past in zip(range(len(recalled) - 1, -1, -1), recalled, strict=True)
     ]
-    residuals = torch.cat([one.estimate.residual for past in solved for one in past])
+    estimates = [[estimate for *_, estimate in past] for past in solved]
+    residuals = torch.cat([one.residual for past in estimates for one in past])
     # A NaN comes from the task, an overflow is infinite.
     if algorithm.hypergradient.contracts and float(residuals.nan_to_num(nan=0.0).max()) > 1:
         warnings.warn(
@@ -120,19 +122,19 @@ def run_round(
             stacklevel=2,
         )
     # Combine: means over a round's tasks, over all processes.
-    hypergradients, exact, means = _combine(algorithm, solved, shard, len(outer))
+    hypergradients, exact, means = _combine(algorithm, solved[-1], estimates, shard, len(outer))
     # Update: from d_t to λ_{t+1}.
     update = step(hypergradients, exact)
     ended = []
-    for past, found in zip(recalled, solved, strict=True):
-        after = [one.estimate.state.map(lambda values: shard.scatter(values, len(outer))) for one in found]
+    for past, found in zip(recalled, estimates, strict=True):
+        after = [one.state.map(lambda values: shard.scatter(values, len(outer))) for one in found]
         ended.append([TaskEntry(entry.task, state) for entry, state in zip(past, after, strict=True)])
     step.memory.keep(ended)
     return Round(
         **means,
         **vars(update),
         window_fill=step.memory.fill,
-        estimates=[one.estimate for one in solved[-1]],
+        estimates=estimates[-1],
         states=[entry.state for entry in ended[-1]],
     )
 
@@ -229,18 +231,9 @@ def _keep_finite(after: Tensor | None, before: Tensor | None) -> Tensor | None:
     return after.where(finite, 0.0 if before is None else before)
 
 
-class _Solved(NamedTuple):
-    """A task that was solved at λ_t, in the lanes of this process."""
-
-    problem: Problem
-    outer: Tensor
-    task: Task
-    estimate: Hypergradient
-
-
 def _solve(
     problem: Problem, algorithm: Algorithm, shard: Shard, outer: Tensor, entries: list[TaskEntry], key: Key
-) -> list[_Solved]:
+) -> list[Solved]:
     """Solve the tasks of one round at λ_t in a loop, or as lanes of one problem where requested and possible."""
     stacked = together = None
     if shard.vmap and algorithm.supports_vmap and len(entries) > 1:
@@ -257,21 +250,20 @@ def _solve(
             lane = slice(j, j + 1)
             tensors = {name: getattr(together, name)[lane] for name in ("value", "inner", "loss", "residual")}
             estimate = replace(together, state=together.state.lanes(lane), **tensors)  # its evaluations are for all
-        solved.append(_Solved(own, at, task, estimate))
+        solved.append((own, at, task, estimate))
     return solved
 
 
 def _combine(
-    algorithm: Algorithm, solved: list[list[_Solved]], shard: Shard, lanes: int
+    algorithm: Algorithm, newest: list[Solved], estimates: list[list[Hypergradient]], shard: Shard, lanes: int
 ) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
     """Return d of each solved round, newest last ``[rounds, lanes, d]``, ∇F_t(λ_t) if known, and what is reported.
 
     Means are over tasks, and sums over processes, which exchange results only here. The all-reduce propagates NaN to
     every rank, so all ranks skip the round together.
     """
-    estimates = [one.estimate for past in solved for one in past]
     inner_losses, scores, exact = [], [], []
-    for problem, outer, task, estimate in solved[-1]:
+    for problem, outer, task, estimate in newest:
         with torch.no_grad():  # reported only
             inner_losses.append(problem.inner_loss(outer, estimate.inner, problem.for_gradients(task)))
         scores.append(problem.scores(outer, estimate.inner, task))
@@ -280,12 +272,12 @@ def _combine(
         elif (known := problem.hypergradient(outer, task)) is not None:
             exact.append(require_shape(problem, "hypergradient", known[0].detach(), outer.shape))
     # d_t = (1/n) Σ_j d_{t,j}
-    hypergradients = torch.stack([shard.mean([one.estimate.value for one in past], lanes) for past in solved])
+    hypergradients = torch.stack([shard.mean([one.value for one in past], lanes) for past in estimates])
     # Processes that divide lanes make the same evaluations: each counts its fraction of them.
     fraction = 1.0 if shard.lanes is None else (shard.lanes.stop - shard.lanes.start) / lanes
-    counts = [fraction * sum(one.evaluations[name] for one in estimates) for name in ("gradients", "products")]
-    newest = [one.estimate for one in solved[-1]]
-    reported = [[one.loss for one in newest], inner_losses, [one.residual for one in newest]]
+    evaluations = [one.evaluations for past in estimates for one in past]
+    counts = [fraction * sum(one[name] for one in evaluations) for name in ("gradients", "products")]
+    reported = [[one.loss for one in estimates[-1]], inner_losses, [one.residual for one in estimates[-1]]]
     reported += [[one[name] for one in scores] for name in scores[0]]
     hypergradients, exact_mean, total, loss, inner_loss, residual, *score_means = shard.sum(
         [
