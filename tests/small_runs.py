@@ -19,12 +19,14 @@ from obbo_lightning import OBBO, ExactCheckpoints, FewShot, ParameterGroups, Pos
 from obbo_lightning.config.parse import complete_config, parse_arguments
 from obbo_lightning.config.serialization import to_config
 from obbo_lightning.networks import MLP
-from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory, read_config
-from obbo_lightning.runs.provenance import decisive_keys, read_provenance
+from obbo_lightning.runs.provenance import decisive_keys, list_checkpoints, read_provenance
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams.stream import Metric
 
+# Options of a Trainer that prints and writes nothing.
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET |= {"accelerator": "cpu", "max_epochs": 1}
 FAST = ["--rounds", "3", "--evaluation.tasks", "3", "--algorithm.inner.steps", "2", "--trainer.accelerator", "cpu"]
 VECTORS = {"kind": "examples", "shape": [2], "label": "label", "columns": None, "mean": [0, 0], "deviation": [1, 1]}
 

@@ -124,7 +124,7 @@ def test_one_array_is_submitted_of_the_runs_whose_jobs_are_not_in_the_queue(slur
     assert "2 runs submitted, 2 in the queue already: Slurm job 7\n" in capsys.readouterr().out
     assert "--array=0-1 " in slurm.submitted("options")[1]
     slurm.queue("7_0", "7_1", "7_2")
-    runs[0].write_summary({})
+    runs[0].summary.write_text("{}")
     launcher, _, _ = start(tmp_path)
     assert launcher.stop() == "the jobs continue: the same command waits for them, scancel 7 ends them"
     assert len(slurm.submitted("array")) == 2
@@ -135,7 +135,7 @@ def test_a_run_has_ended_when_it_is_finished_or_its_job_is_gone(slurm, tmp_path)
     slurm.queue("7_0", "7_1", "7_2", "7_3")
     next(looks)
     for run in runs[:3]:
-        run.write_summary({})
+        run.summary.write_text("{}")
     next(looks)
     slurm.queue()
     next(looks)  # its last files may be on their way
