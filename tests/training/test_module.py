@@ -342,13 +342,13 @@ def test_a_checkpoint_is_read_to_where_it_is_asked_for_and_must_be_of_a_module(t
 
 def test_a_checkpoint_has_the_inner_state_of_every_task_of_all_processes():
     module, other = (OnlineBilevelModule(Nonlinear(), SOBOW(), toy_point(2), tasks_per_round=2) for _ in range(2))
-    module.states = [InnerState(toy_point(2, seed=n), toy_point(2, seed=10 + n)) for n in range(2)]
+    module.states = [InnerState(*(toy_point(2, seed=10 * k + n) for k in range(3))) for n in range(2)]
     content = make_checkpoint(module)
     other.float()
     other.on_load_checkpoint(content)
     for mine, theirs in zip(module.states, other.states, strict=True):
-        assert torch.equal(mine.inner, theirs.inner)
-        assert torch.equal(mine.linear_solution, theirs.linear_solution)
+        for name in ("inner", "linear_solution", "solver_state"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name))
     assert other.outer.dtype == F64  # before λ itself is loaded, which would lose half of its digits
     every = list(other.states)
     attach(other, global_rank=1, world_size=2).on_fit_start()
