@@ -210,16 +210,6 @@ def test_entry_point_is_found_by_its_name_and_needs_no_trust_where_it_is_install
         assert find_component("algorithm", "registry_mine.py:Mine")
 
 
-def test_working_directory_is_searched_for_trusted_names_only(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
-    with untrusted_source("trust it"):
-        import_class("obbo_lightning.algorithms.obbo.OBBO", "algorithm")
-        assert str(tmp_path) not in sys.path
-    import_class("obbo_lightning.algorithms.obbo.OBBO", "algorithm")
-    assert str(tmp_path) in sys.path
-
-
 @pytest.mark.parametrize(
     ("trainer", "refused"),
     [
