@@ -28,7 +28,7 @@ def is_noticed(entry: dict[str, str], copy: Path) -> bool:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *entry["tests"].split()]
     environment = {**os.environ, "PYTHONPATH": str(copy)}  # for processes that the tests start
     try:
-        tests = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=300)
+        tests = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=120)
         return tests.returncode == 1  # some failed; other codes mean that they could not be run
     except subprocess.TimeoutExpired:
         return True

@@ -34,6 +34,5 @@ from .problems.spline import SmoothingSpline as SmoothingSpline
 from .streams.stream import Metric as Metric, Stream as Stream, Tasks as Tasks
 from .training.checkpoints import ExactCheckpoints as ExactCheckpoints
 from .training.datamodule import StreamDataModule as StreamDataModule
-from .training.module import OnlineBilevelModule as OnlineBilevelModule
-from .training.outer_step import BregmanOuterStep as BregmanOuterStep
+from .training.module import BregmanOuterStep as BregmanOuterStep, OnlineBilevelModule as OnlineBilevelModule
 from .training.tuner import OnlineTuner as OnlineTuner

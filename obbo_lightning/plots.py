@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from obbo_lightning.escaping import escape_mathtext
 from obbo_lightning.runs.directory import RunDirectory, read_config
-from obbo_lightning.runs.figures import draw_scores, draw_weights, read_baselines, tidy
+from obbo_lightning.runs.figures import draw_scores, draw_weights, tidy
 from obbo_lightning.runs.summary import run_title
 from obbo_lightning.runs.table import read_rounds
 
@@ -27,10 +27,13 @@ def plot_run(run: str | Path) -> Figure:
     if not directory.finished:
         raise ValueError(f"plot_run needs a finished run, and {directory.path} is not: resume it first")
     summary = json.loads(directory.summary.read_text())
-    metric, title = summary["metric"], escape_mathtext(run_title(read_config(directory)))
+    metric, baselines = summary["metric"], {}
+    if directory.baselines.exists():
+        baselines = {column.name: column.to_numpy() for column in read_rounds(directory.baselines).drop("round")}
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    draw_scores(axes, table, metric, summary[f"initial_test_{metric}"], title, read_baselines(directory.baselines))
+    draw_scores(axes, table, metric, summary[f"initial_test_{metric}"], baselines)
+    axes.set_title(escape_mathtext(run_title(read_config(directory))))
     tidy(axes)
     return figure
 

@@ -96,8 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = command("export", "export what a run has learned", "runs/default/obbo-20261116-120000 export")
     _add_run(add, "run")
     add("out", type=Path, metavar="OUT", help="folder to make")
-    formats = ("safetensors", "onnx", "torchscript")
-    add("--format", default="safetensors", dest="kind", metavar="FORMAT", help=f"one of {', '.join(formats)}")
+    add("--format", default="safetensors", dest="kind", metavar="FORMAT", help="safetensors, or onnx in addition")
     _add_checkpoint(add)
 
     add = command(

@@ -2,8 +2,7 @@
 
 import argparse
 
-from obbo_lightning.inference.export import export_model
-from obbo_lightning.inference.model import LearnedClassifier
+from obbo_lightning.inference.model import LearnedClassifier, export_model
 from obbo_lightning.runs.summary import PlainConsole
 
 

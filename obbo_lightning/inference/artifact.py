@@ -1,19 +1,23 @@
-"""The learned outer variable as tensors and plain values, read from a checkpoint or from an export."""
+"""The learned outer variable as tensors and plain values: read from checkpoints and exports, written as exports."""
 
 import json
+import os
+import shutil
+import tempfile
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from obbo_lightning import __version__
 from obbo_lightning.config.serialization import from_config, to_config
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.runs.checkpoints import read_checkpoint
-from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.provenance import usable_checkpoint
+from obbo_lightning.runs.directory import RunDirectory, sync
+from obbo_lightning.runs.provenance import read_checkpoint, usable_checkpoint
 from obbo_lightning.streams.fingerprints import sha256_of
 
 FORMAT = 1
@@ -35,12 +39,7 @@ class Artifact(NamedTuple):
 
 
 def read_artifact(path: Path, checkpoint: Path | None = None) -> Artifact:
-    """Read an export, a checkpoint file, or a checkpoint of a run directory.
-
-    Args:
-        path: of one of these; of a folder above runs, for its newest run.
-        checkpoint: of the run directory; None for its newest.
-    """
+    """Read an export, a checkpoint file, or a checkpoint of a run directory: the newest one if none is named."""
     if (path / METADATA).is_file():
         artifact = _read_export(path)
     elif path.is_file():
@@ -83,18 +82,10 @@ def _read_checkpoint(file: Path) -> Artifact:
         return Artifact({**metadata, "problem": None, "note": config["no_problem"]}, {"outer": outer})
     metadata["problem"] = config["problem"]["component"]
     problem = from_config(config["problem"])
-    if isinstance(problem, FewShot) and "network" in config["problem"]["init_args"]:
-        return _few_shot_artifact(metadata, checkpoint, problem)
-    names = problem.coordinate_names
-    if len(names) == outer.shape[1]:
-        tensors = {name: outer[:, i].clone() for i, name in enumerate(names)}
-    else:
-        tensors = {"outer": outer}
-    return Artifact({**metadata, "lanes": checkpoint.get("lanes")}, tensors)
-
-
-def _few_shot_artifact(metadata: dict[str, Any], checkpoint: dict[str, Any], problem: FewShot) -> Artifact:
-    config, outer = checkpoint["module"], checkpoint["state_dict"]["outer"]
+    if not isinstance(problem, FewShot) or "network" not in config["problem"]["init_args"]:
+        names = problem.coordinate_names
+        named = {name: outer[:, i].clone() for i, name in enumerate(names)} if len(names) == outer.shape[1] else None
+        return Artifact({**metadata, "lanes": checkpoint.get("lanes")}, named or {"outer": outer})
     if "algorithm" not in config:
         raise ValueError(f"the run's inner solver cannot be used elsewhere: {config['no_algorithm']}")
     # γ as it was learned; adaptation does not change it
@@ -107,3 +98,49 @@ def _few_shot_artifact(metadata: dict[str, Any], checkpoint: dict[str, Any], pro
     # copies, because safetensors refuses tensors that share memory
     state = {name: value.detach().clone() for name, value in problem.loaded_network(outer).state_dict().items()}
     return Artifact(metadata, state)
+
+
+def write_artifact(artifact: Artifact, out: Path, network: nn.Module | None = None) -> None:
+    """Write an export to a new folder, completely or not at all; with ``network``, also its logits as network.onnx."""
+    try:
+        metadata = json.dumps(artifact.metadata, indent=2, ensure_ascii=False) + "\n"
+    except TypeError as error:
+        raise ValueError(f"the run cannot be exported: its network needs more than plain values: {error}") from None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise ValueError(f"{out} must be a folder that can be made, and cannot: {error.strerror}") from None
+    try:
+        (aside / METADATA).write_text(metadata)
+        tensors = {name: value.contiguous() for name, value in artifact.tensors.items()}
+        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+        (aside / WEIGHTS).chmod(0o644)  # safetensors makes files that only their owner can read
+        if network is not None:
+            _write_onnx(network, artifact.metadata["inputs"]["shape"], aside / "network.onnx")
+        aside.chmod(0o755)
+        for file in (*aside.iterdir(), aside):
+            sync(file)
+        if out.exists():
+            out.rmdir()
+        os.replace(aside, out)
+        sync(out.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_onnx(network: nn.Module, shape: list[int], file: Path) -> None:
+    examples = torch.randn(4, *shape, dtype=next(network.parameters()).dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own deprecations of its exporter
+        torch.onnx.export(
+            network,
+            (examples,),
+            file,
+            input_names=["examples"],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("batch", min=2)},),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )

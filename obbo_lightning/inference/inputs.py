@@ -9,17 +9,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from obbo_lightning.streams.few_shot.images import PixelScaler, channels_first
-from obbo_lightning.streams.few_shot.vectors import FeatureScaler
+from obbo_lightning.core.validation import one_of
+from obbo_lightning.streams.few_shot.stored import FeatureScaler, PixelScaler, channels_first
 from obbo_lightning.streams.readers import image_bytes, resize_square
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors as the tasks of the run hold them, for a stream that does not describe its inputs."""
+    """Tensors ``[n, …]`` as the tasks of the run hold them, for a stream that does not describe its inputs."""
 
     def __call__(self, given: Any) -> Tensor:
-        """Return examples ``[n, …]``."""
         if not isinstance(given, Tensor) or not given.is_floating_point() or given.ndim < 2:
             raise ValueError(
                 f"examples must be a float tensor [n, …] as the run's tasks hold them, because its stream does not "
@@ -30,16 +29,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class ImageInputs(Inputs):
-    """Images, made square, scaled, and standardised as in training; grey or coloured as in training.
+    """Images, made square, scaled, and standardised as in training; grey or coloured as in training."""
 
-    Attributes:
-        shape: channels, size, size of an image.
-        mean: of each channel, for pixels between 0 and 1.
-        deviation: of each channel.
-    """
-
-    shape: Sequence[int]
-    mean: Sequence[float]
+    shape: Sequence[int]  # channels, size, size
+    mean: Sequence[float]  # of each channel, for pixels between 0 and 1
     deviation: Sequence[float]
 
     def __call__(self, given: Any) -> Tensor:
@@ -60,20 +53,12 @@ class ImageInputs(Inputs):
 
 @dataclass(frozen=True)
 class ExampleInputs(Inputs):
-    """Vectors, sequences or rows of a table, standardised as in training.
+    """Vectors, sequences or rows of a table, standardised as in training."""
 
-    Attributes:
-        shape: of one example.
-        label: column of a table that holds the labels.
-        columns: names of the features in a table; None where they came from an npz file.
-        mean: of each feature, flat.
-        deviation: of each feature, flat.
-    """
-
-    shape: Sequence[int]
-    label: str
-    columns: Sequence[str] | None
-    mean: Sequence[float]
+    shape: Sequence[int]  # of one example
+    label: str  # column of a table that holds the labels
+    columns: Sequence[str] | None  # of a table that are features; None where they came from an npz file
+    mean: Sequence[float]  # of each feature, flat
     deviation: Sequence[float]
 
     def __call__(self, given: Any) -> Tensor:
@@ -91,13 +76,11 @@ def inputs_from(description: dict[str, Any] | None) -> Inputs:
     if description is None:
         return Inputs()
     kinds: dict[str, type[Inputs]] = {"images": ImageInputs, "examples": ExampleInputs}
-    kind = description.get("kind")
-    if kind not in kinds:
-        raise ValueError(f"inputs.kind must be one of {', '.join(kinds)}, got {kind!r}")
+    kind = one_of("inputs.kind", description.get("kind"), kinds)
     names = list(kinds[kind].__dataclass_fields__)
-    for name in names:
-        if name not in description:
-            raise ValueError(f"inputs of kind {kind} must have {name}, and have not")
+    missing = [name for name in names if name not in description]
+    if missing:
+        raise ValueError(f"inputs of kind {kind} must have {', '.join(missing)}, and have not")
     return kinds[kind](**{name: description[name] for name in names})
 
 

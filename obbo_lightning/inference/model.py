@@ -1,6 +1,7 @@
 """Learned models: the outer variable by name, and few-shot classifiers that adapt to new classes."""
 
 import copy
+import importlib.util
 import inspect
 from collections.abc import Hashable, Sequence
 from functools import cached_property
@@ -15,7 +16,8 @@ from obbo_lightning.config.serialization import from_config
 from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key
-from obbo_lightning.inference.artifact import Artifact, read_artifact
+from obbo_lightning.core.validation import one_of
+from obbo_lightning.inference.artifact import Artifact, read_artifact, write_artifact
 from obbo_lightning.inference.inputs import Inputs, inputs_from
 from obbo_lightning.networks.classifier_head import resize_classifier
 from obbo_lightning.networks.flat import without_noise, without_running_statistics
@@ -42,6 +44,39 @@ def load_model(path: str | Path, trust: bool = False) -> "LearnedModel":
 def model_from(artifact: Artifact) -> "LearnedModel":
     """Return the model of an artifact."""
     return LearnedClassifier(artifact) if "init_args" in artifact.metadata else LearnedModel(artifact)
+
+
+def export_model(
+    run: str | Path, out: str | Path, checkpoint: str | Path | None = None, file_format: str = "safetensors"
+) -> "LearnedModel":
+    """Write what a run has learned to a new folder, completely or not at all.
+
+    Args:
+        run: a run directory, or a checkpoint.
+        out: the folder; it must not exist, or be empty.
+        checkpoint: of the run; None for its newest.
+        file_format: ``safetensors``, which is always written, or ``onnx`` in addition: network.onnx with the logits of
+            standardised examples, any number of them, before adaptation. Norms that use the statistics of the batch
+            do so in that file, too.
+    """
+    out = Path(out)
+    onnx = one_of("--format", file_format, ("safetensors", "onnx")) == "onnx"
+    for package in ("onnx", "onnxscript") if onnx else ():
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"--format onnx needs {package}, which is not installed: pip install '.[onnx]'")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} must be a new or empty folder to export to, and is not")
+    artifact = read_artifact(Path(run), None if checkpoint is None else Path(checkpoint))
+    model = model_from(artifact)  # so that what could not be loaded again is refused
+    network = None
+    if onnx:
+        if not isinstance(model, LearnedClassifier):
+            raise ValueError(f"--format must be safetensors for a run without a network, got {file_format!r}")
+        if model.metadata["inputs"] is None:
+            raise ValueError("--format onnx needs a run whose stream describes its inputs, and this one does not")
+        network = without_noise(without_running_statistics(model.network()))
+    write_artifact(artifact, out, network)
+    return model
 
 
 class LearnedModel:
@@ -117,11 +152,20 @@ class LearnedClassifier(LearnedModel):
         classes = list(dict.fromkeys(names))
         if len(classes) < 2:
             raise ValueError(f"labels must have 2 classes or more, got {len(classes)}")
-        solver = self._solver(steps, lr)
+        asked: dict[str, Any] = {k: v for k, v in (("steps", steps), ("lr", lr)) if v is not None}
+        unknown = [name for name in asked if name not in inspect.signature(type(self.solver)).parameters]
+        if unknown:
+            raise ValueError(f"{unknown[0]} cannot be chosen for the inner solver {type(self.solver).__name__}")
+        solver = type(self.solver)(**self.solver.init_args | asked).without_sampling
         examples = self.prepare(support)
         if len(examples) != len(names):
             raise ValueError(f"labels must be one for each example, got {len(names)} and {len(examples)} examples")
-        problem = self._problem_for(len(classes), examples)
+        network = self._network
+        with torch.no_grad():
+            ways = without_noise(without_running_statistics(self.network()))(examples).shape[1]
+        if ways != len(classes):
+            network = resize_classifier(network, self._problem.init_args.get("network"), ways, len(classes))
+        problem = type(self._problem)(**self._problem.init_args | {"network": network})  # starts from λ
         task = {"support": examples, "support_labels": torch.tensor([classes.index(name) for name in names])}
         outer = problem.initial_outer(0)
         oracle = Oracle(problem, outer, task, Key(self.metadata["seed"], -1))
@@ -131,24 +175,6 @@ class LearnedClassifier(LearnedModel):
     def prepare(self, examples: Any) -> Tensor:
         """Return images or vectors as the tensor that the network takes."""
         return self.inputs(examples).to(next(self._network.parameters()).dtype)
-
-    def _solver(self, steps: int | None, lr: float | None) -> InnerSolver:
-        """Return the run's solver on whole tasks, with the steps and step size asked for."""
-        changes: dict[str, Any] = {k: v for k, v in (("steps", steps), ("lr", lr)) if v is not None}
-        known = inspect.signature(type(self.solver)).parameters
-        for name in changes:
-            if name not in known:
-                raise ValueError(f"{name} cannot be chosen for the inner solver {type(self.solver).__name__}")
-        return type(self.solver)(**self.solver.init_args | changes).without_sampling
-
-    def _problem_for(self, classes: int, examples: Tensor) -> FewShot:
-        """Return the run's problem, starting from λ, with a network for so many classes."""
-        network = self._network
-        with torch.no_grad():
-            ways = without_noise(without_running_statistics(self.network()))(examples).shape[1]
-        if ways != classes:
-            network = resize_classifier(network, self._problem.init_args.get("network"), ways, classes)
-        return type(self._problem)(**self._problem.init_args | {"network": network})
 
 
 class AdaptedClassifier:

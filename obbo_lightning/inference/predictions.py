@@ -7,7 +7,6 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from obbo_lightning.config.build import build_problem, build_stream
 from obbo_lightning.config.parse import complete_config, component_class
@@ -16,19 +15,10 @@ from obbo_lightning.escaping import escape_mathtext, escape_table
 from obbo_lightning.inference.inputs import ExampleInputs, ImageInputs, Inputs
 from obbo_lightning.inference.model import AdaptedClassifier
 from obbo_lightning.problems.forgetting import Forgetting
-from obbo_lightning.runs.checkpoints import read_checkpoint
 from obbo_lightning.runs.directory import RunDirectory, read_config, replacing, write_atomically
-from obbo_lightning.runs.provenance import usable_checkpoint
-from obbo_lightning.streams.readers import (
-    class_folders,
-    find_images,
-    read_examples,
-    read_image,
-    read_images,
-    require_file,
-)
-from obbo_lightning.streams.tabular.forgetting import ForgettingStream
-from obbo_lightning.streams.tabular.rows import read_queries
+from obbo_lightning.runs.provenance import read_checkpoint, usable_checkpoint
+from obbo_lightning.streams import readers
+from obbo_lightning.streams.tabular import ForgettingStream, read_queries
 
 SHOWN = 20  # queries in the figure
 
@@ -65,25 +55,18 @@ class Predictions(NamedTuple):
 
 
 class ExampleSet(NamedTuple):
-    """Examples from a folder or a file.
+    """Examples from a folder or a file."""
 
-    Attributes:
-        unit: ``file`` or ``row``, what a name is.
-        names: path of each file in the folder, or number of each row, counted from 1.
-        examples: images or vectors as `LearnedClassifier.adapt` takes them.
-        labels: of each example; None where they are not known.
-    """
-
-    unit: str
-    names: list[str]
-    examples: Any
-    labels: list[str] | None
+    unit: str  # ``file`` or ``row``: what a name is
+    names: list[str]  # path of each file in the folder, or number of each row, counted from 1
+    examples: Any  # as `LearnedClassifier.adapt` takes them
+    labels: list[str] | None  # None where they are not known
 
 
 def read_support(path: Path, inputs: Inputs) -> ExampleSet:
     """Read a folder with a folder of images for each class, or a file with labels."""
     if isinstance(inputs, ImageInputs) and path.is_dir():
-        files = [file for folder in class_folders(path) for file in find_images(folder)]
+        files = [file for folder in readers.class_folders(path) for file in readers.find_images(folder)]
         found = _read_files(path, files, inputs)
     else:
         found = _read_rows("--support", path, inputs)
@@ -98,7 +81,7 @@ def read_support(path: Path, inputs: Inputs) -> ExampleSet:
 def read_query(path: Path, inputs: Inputs, classes: set[str]) -> ExampleSet:
     """Read a folder of images or a file; images have labels if they are in folders with the names of ``classes``."""
     if isinstance(inputs, ImageInputs) and path.is_dir():
-        found = _read_files(path, find_images(path), inputs)
+        found = _read_files(path, readers.find_images(path), inputs)
         if not classes & set(found.labels or []):
             return found._replace(labels=None)
     else:
@@ -114,7 +97,8 @@ def _read_files(path: Path, files: list[Path], inputs: ImageInputs) -> ExampleSe
     """Read images; the label of each is the folder in ``path`` that it is in, or empty."""
     names = [file.relative_to(path) for file in files]
     labels = [name.parts[0] if len(name.parts) > 1 else "" for name in names]
-    return ExampleSet("file", list(map(str, names)), [inputs.resize(read_image(file)) for file in files], labels)
+    images = [inputs.resize(readers.read_image(file)) for file in files]
+    return ExampleSet("file", list(map(str, names)), images, labels)
 
 
 def _read_rows(key: str, path: Path, inputs: Inputs) -> ExampleSet:
@@ -122,10 +106,10 @@ def _read_rows(key: str, path: Path, inputs: Inputs) -> ExampleSet:
     examples: NDArray[np.generic]
     labels: NDArray[np.generic] | None
     if isinstance(inputs, ImageInputs):
-        require_file(key, path, "a folder of images or an npz file", (".npz",))
-        examples, labels = read_images(path)
+        readers.require_file(key, path, "a folder of images or an npz file", (".npz",))
+        examples, labels = readers.read_images(path)
     elif isinstance(inputs, ExampleInputs):
-        examples, labels, _ = read_examples(path, inputs.label, key, inputs.columns)
+        examples, labels, _ = readers.read_examples(path, inputs.label, key, inputs.columns)
         if list(examples.shape[1:]) != list(inputs.shape):
             raise ValueError(f"{path} must hold examples of shape {list(inputs.shape)}, got {list(examples.shape[1:])}")
     else:
@@ -222,16 +206,8 @@ def predict_with_run(
     # β̂(λ) on the blocks before the one that comes next
     inner = problem.solution(weights, tasks.known(len(tasks)))
     fitted = tasks.scaled(features, len(tasks)) @ inner[0]
-    columns = {"row": pl.Series(range(1, len(features) + 1)), **_predicted_columns(stream, fitted, actual)}
-    fitted_rows = tasks.past * tasks.target.shape[1]
-    return Predictions(
-        pl.DataFrame(columns), f"{data['target']}, fitted to the last {fitted_rows} rows with learned weights"
-    )
-
-
-def _predicted_columns(stream: ForgettingStream, fitted: Tensor, actual: pl.Series | None) -> dict[str, pl.Series]:
-    if stream.train.kind == "regression":
-        mean, deviation = stream.train.target_scale(len(stream.train))
+    if tasks.kind == "regression":
+        mean, deviation = tasks.target_scale(len(tasks))
         predicted = {"predicted": pl.Series((mean + deviation * fitted).tolist())}
         actual = None if actual is None else actual.cast(pl.Float64, strict=False)
     else:
@@ -240,4 +216,9 @@ def _predicted_columns(stream: ForgettingStream, fitted: Tensor, actual: pl.Seri
             "predicted": pl.Series([stream.classes[int(one)] for one in (probability > 0.5).tolist()]),
             "probability": pl.Series(torch.maximum(probability, 1 - probability).tolist()),
         }
-    return predicted if actual is None or actual.null_count() else {"actual": actual, **predicted}
+    columns = {"row": pl.Series(range(1, len(features) + 1))}
+    if actual is not None and not actual.null_count():
+        columns["actual"] = actual
+    fitted_rows = tasks.past * tasks.target.shape[1]
+    title = f"{data['target']}, fitted to the last {fitted_rows} rows with learned weights"
+    return Predictions(pl.DataFrame(columns | predicted), title)

@@ -1,14 +1,13 @@
 """Files of a run, and how they are written."""
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 from obbo_lightning.config.parse import Config, ConfigError, parse_yaml
 from obbo_lightning.config.registry import require_trusted_values
@@ -47,23 +46,17 @@ class RunDirectory:
         """Make a new directory; two runs never share one, also when they start in the same second."""
         parent = Path(output) / experiment
         stem = f"{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-        for attempt in range(1, 1000):
+        new_parents = [folder for folder in (parent, parent.parent) if not folder.exists()]
+        for attempt in count(1):
             path = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
-            new_parents = [folder for folder in (parent, parent.parent) if not folder.exists()]
             try:
                 path.mkdir(parents=True)
-            except FileExistsError:
-                if path.exists():
-                    continue
-                raise ValueError(
-                    f"output must be a directory that can be made, got {output!r}: a file is there"
-                ) from None
+                break
             except OSError as error:
-                raise ValueError(
-                    f"output must be a directory that can be written, got {output!r}: {error.strerror}"
-                ) from None
-            return cls(path, new_parents)
-        raise ValueError(f"output must have a free name for {parent / stem}, got none")
+                if not path.exists():
+                    reason = f"got {output!r}: {error.strerror}"
+                    raise ValueError(f"output must be a directory that can be written, {reason}") from None
+        return cls(path, new_parents)
 
     @classmethod
     def existing(cls, path: str | Path) -> "RunDirectory":
@@ -72,10 +65,9 @@ class RunDirectory:
         if not run.config.is_file():
             raise ValueError(f"{path} must be a run directory, got one without {run.config.name}")
         folders = (run.path, run.checkpoints, run.figures)
-        inside = run.checkpoints.glob("round-*")
         files = [place for place in vars(run).values() if isinstance(place, Path)]
-        for place in (place for place in (*files, *inside) if place.exists()):
-            if place.is_dir() != (place in folders):
+        for place in (*files, *run.checkpoints.glob("round-*")):
+            if place.exists() and place.is_dir() != (place in folders):
                 raise ValueError(f"{place} must be a {'folder' if place in folders else 'file'}, and is not")
         return run
 
@@ -100,10 +92,6 @@ class RunDirectory:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json, the last file of a run."""
-        write_atomically(self.summary, summary_text(summary))
-
 
 def read_config(run: RunDirectory) -> Config:
     """Return the configuration of a run; refuse one that names classes or folders which are not trusted."""
@@ -115,11 +103,6 @@ def read_config(run: RunDirectory) -> Config:
         raise ConfigError(f"{run.config} must hold the configuration of a run, got something else")
     require_trusted_values(config.get("trainer"), "trainer", run.path)
     return config
-
-
-def summary_text(summary: dict[str, Any]) -> str:
-    """Return the content of summary.json."""
-    return json.dumps(summary, indent=2) + "\n"
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -30,101 +30,59 @@ def draw_figures(
     title: str,
     baselines: Mapping[str, Sequence[float]],
 ) -> list[Path]:
-    """Draw prequential and test scores, and cumulative regret; returns the paths of the two PNG files.
-
-    Args:
-        directory: where to write.
-        rounds: columns of metrics.csv.
-        metric: the score.
-        initial: test score before learning; None without test tasks.
-        title: of both figures.
-        baselines: the metric of each round by name.
-    """
+    """Draw scores and cumulative regret from the columns of metrics.csv; returns the paths of the two PNG files."""
     table = {name: np.array(values, dtype=float) for name, values in rounds.items()}
+    others = {name: np.array(values, dtype=float) for name, values in baselines.items()}
     directory.mkdir(exist_ok=True)
-    regret, scores = _new_figure(), _new_figure()
-    _draw_regret(regret.axes[0], table, escape_mathtext(title))
-    others = {escape_mathtext(name): np.array(values, dtype=float) for name, values in baselines.items()}
-    draw_scores(scores.axes[0], table, metric, initial, escape_mathtext(title), others)
-    return [
-        save_figure(scores, scores.axes[0], directory / f"{metric}.png"),
-        save_figure(regret, regret.axes[0], directory / "regret.png"),
-    ]
-
-
-def _new_figure() -> Figure:
-    figure = Figure(figsize=(6, 4))
-    figure.subplots(gridspec_kw=MARGINS)
-    return figure
-
-
-def read_baselines(path: Path) -> dict[str, np.ndarray]:
-    """Read baselines.csv: one number per round, by name; empty where there is no file."""
-    table = pl.read_csv(path) if path.exists() else pl.DataFrame()
-    return {escape_mathtext(column.name): column.to_numpy() for column in table if column.name != "round"}
-
-
-def _draw_regret(axes: Axes, table: dict[str, np.ndarray], title: str) -> None:
-    for name, colour, style in (("regret/euclidean", BLUE, "-"), ("regret/exact", ORANGE, "--")):
-        if np.isfinite(table[name]).any():
-            axes.plot(table["round"], table[name], style, color=colour, label=name.removeprefix("regret/"))
-    axes.set(xlabel="round t", ylabel="cumulative bilevel local regret", title=title, ylim=(0, None))
-    axes.legend(frameon=False)
+    paths = []
+    for name in (metric, "regret"):
+        figure = Figure(figsize=(6, 4))
+        axes = figure.subplots(gridspec_kw=MARGINS)
+        if name == metric:
+            draw_scores(axes, table, metric, initial, others)
+        else:
+            for regret, colour, style in (("euclidean", BLUE, "-"), ("exact", ORANGE, "--")):
+                if np.isfinite(table[f"regret/{regret}"]).any():
+                    axes.plot(table["round"], table[f"regret/{regret}"], style, color=colour, label=regret)
+            axes.set(xlabel="round t", ylabel="cumulative bilevel local regret", ylim=(0, None))
+            axes.legend(frameon=False)
+        axes.set_title(escape_mathtext(title))
+        tidy(axes)
+        paths.append(directory / f"{name}.png")
+        figure.savefig(paths[-1], dpi=120)
+    return paths
 
 
 def draw_scores(
-    axes: Axes,
-    table: dict[str, np.ndarray],
-    metric: str,
-    initial: float | None,
-    title: str,
-    others: dict[str, np.ndarray],
+    axes: Axes, table: dict[str, np.ndarray], metric: str, initial: float | None, others: dict[str, np.ndarray]
 ) -> None:
     """Draw the metric of every round with a running mean, of the test tasks, and of the baselines."""
     rounds, values = table["round"], table[metric]
-    width = max(1, min(50, len(values) // 5))
-    if others:  # so that phases are visible
-        width = min(width, 10)
-    smooth = _smooth(values, width)
+    width = max(1, min(10 if others else 50, len(values) // 5))  # with baselines phases must be visible
+    means = np.ones(width) / width
+    smooth = {name: np.convolve(scores, means, mode="valid") for name, scores in {"": values, **others}.items()}
     axes.plot(rounds, values, ".", color=BLUE, alpha=0.2, markersize=4)
-    axes.plot(
-        rounds[width - 1 :],
-        smooth,
-        color=BLUE,
-        label=f"prequential, mean of {width} rounds" if width > 1 else "prequential",
-    )
-    for (name, scores), style in zip(others.items(), BASELINE_STYLES, strict=False):
-        axes.plot(rounds[width - 1 :], _smooth(scores, width), linestyle=style, color=GREY, linewidth=1, label=name)
-    means = [float(np.nanmean(one)) for one in (smooth, *others.values())]
-    if others and min(means) > 0 and max(means) > 4 * min(means) and metric != "accuracy":
+    label = f"prequential, mean of {width} rounds" if width > 1 else "prequential"
+    axes.plot(rounds[width - 1 :], smooth[""], color=BLUE, label=label)
+    for name, style in zip(others, BASELINE_STYLES, strict=False):
+        label = escape_mathtext(name)
+        axes.plot(rounds[width - 1 :], smooth[name], linestyle=style, color=GREY, linewidth=1, label=label)
+    centers = [float(np.nanmean(one)) for one in (smooth[""], *others.values())]
+    if others and min(centers) > 0 and max(centers) > 4 * min(centers) and metric != "accuracy":
         axes.set_yscale("log")  # a baseline without a model is far away
     if initial is not None and np.isfinite(initial):
-        _add_tests(axes, table, metric, initial)
-    axes.set(xlabel="round t", ylabel=escape_mathtext(metric), title=title)
+        tested = np.isfinite(table[f"test_{metric}"])
+        test = [initial, *table[f"test_{metric}"][tested]]
+        errors = [np.nan, *table[f"test_{metric}_se"][tested]]
+        label = "test tasks, ± standard error" if np.isfinite(errors).any() else "test, median over lanes"
+        axes.errorbar([0, *rounds[tested]], test, yerr=errors, color=ORANGE, marker="o", capsize=3, label=label)
+        axes.axhline(initial, color=GREY, linestyle=":", linewidth=1, label="before learning")
+    axes.set(xlabel="round t", ylabel=escape_mathtext(metric))
     axes.legend(frameon=bool(others), framealpha=0.7, fontsize="small" if others else None)
 
 
-def _smooth(values: np.ndarray, width: int) -> np.ndarray:
-    return np.convolve(values, np.ones(width) / width, mode="valid")
-
-
-def _add_tests(axes: Axes, table: dict[str, np.ndarray], metric: str, initial: float) -> None:
-    rounds, tested = table["round"], np.isfinite(table[f"test_{metric}"])
-    at = np.concatenate([[0], rounds[tested]])
-    test = np.concatenate([[initial], table[f"test_{metric}"][tested]])
-    errors = np.concatenate([[np.nan], table[f"test_{metric}_se"][tested]])
-    label = "test tasks, ± standard error" if np.isfinite(errors).any() else "test, median over lanes"
-    axes.errorbar(at, test, yerr=errors, color=ORANGE, marker="o", capsize=3, label=label)
-    axes.axhline(initial, color=GREY, linestyle=":", linewidth=1, label="before learning")
-
-
 def draw_weights(figure: Figure, outer: pl.DataFrame) -> None:
-    """Draw λ over the rounds, one panel per parameter group.
-
-    Args:
-        figure: an empty one.
-        outer: a column ``round`` and one per coordinate, ``sources[2]`` or ``decay``; the rows of outer.csv.
-    """
+    """Draw λ over the rounds, the rows of outer.csv, in an empty figure: one panel per parameter group."""
     groups = group_coordinates(outer.columns[1:])
     panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (group, names) in zip(panels, groups.items(), strict=True):
@@ -171,10 +129,3 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # rounds are whole
     axes.grid(alpha=0.25)
-
-
-def save_figure(figure: Figure, axes: Axes, path: Path) -> Path:
-    """Write a figure in the common style."""
-    tidy(axes)
-    figure.savefig(path, dpi=120)
-    return path

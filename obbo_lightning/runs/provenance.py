@@ -1,7 +1,10 @@
-"""Provenance of a run: versions, configuration, data and tables, checked before the run is read or continued."""
+"""Provenance and checkpoints of a run, verified before it is read or continued."""
 
+import contextlib
 import csv
 import json
+import os
+import pickle  # its error alone
 import re
 import warnings
 from collections.abc import Iterator
@@ -12,14 +15,14 @@ from pathlib import Path
 from platform import python_version
 from typing import Any, NamedTuple
 
+import torch
+
 from obbo_lightning import __version__
 from obbo_lightning.config.parse import Config, ConfigError
-from obbo_lightning.core.problem import Task
-from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint, read_checkpoint, verify_checkpoint
-from obbo_lightning.runs.directory import RunDirectory, read_config, summary_text, write_atomically
-from obbo_lightning.runs.table import RoundTable, TableMark, require_rows, restore_rows, restore_timings
+from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
+from obbo_lightning.runs.table import RoundTable, TableMark, require_rows, restore_last_row, restore_timings
 from obbo_lightning.streams.fingerprints import describe_changes, sha256_of
-from obbo_lightning.streams.stream import Stream, has_random_access
+from obbo_lightning.streams.stream import Stream
 
 FORMAT = 2
 # Keys that may change when a run is continued; all others decide its results.
@@ -39,30 +42,21 @@ class ProvenanceError(ConfigError):
     """A run whose files are not those that it wrote."""
 
 
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used."""
+
+
 class Provenance(NamedTuple):
-    """Content of provenance.json; every checkpoint has a copy.
+    """Content of provenance.json; every checkpoint has a copy."""
 
-    Attributes:
-        versions: of what decides the last digits.
-        threads: of the process.
-        rounds: that were finished.
-        planned: number of rounds that the run is to have.
-        config: keys that decide results, with their values.
-        replaced: of these, what a change of data has replaced since the last checkpoint.
-        sources: digests of the data that tasks are made from, by name.
-        tables: marks of the tables.
-        closing: SHA-256 of the files that a run writes at its end.
-    """
-
-    versions: dict[str, str]
-    threads: int
-    rounds: int
-    planned: int
-    config: dict[str, Any]
-    replaced: dict[str, Any]
-    sources: dict[str, str]
+    versions: dict[str, Any]  # of what decides the last digits, the number of threads among them
+    rounds: int  # that were finished
+    planned: int  # number of rounds that the run is to have
+    config: dict[str, Any]  # keys that decide results, with their values
+    replaced: dict[str, Any]  # of these, what a change of data has replaced since the last checkpoint
+    sources: dict[str, str]  # digests of the data that tasks are made from, by name
     tables: dict[str, TableMark]
-    closing: dict[str, str]
+    closing: dict[str, str]  # SHA-256 of the files that a run writes at its end
 
     @classmethod
     def start(cls, run: RunDirectory, config: Config, sources: dict[str, str]) -> "Provenance":
@@ -70,22 +64,10 @@ class Provenance(NamedTuple):
 
         Both the old and the new config.yaml agree with it, in case the process dies in between.
         """
-        before = read_provenance(run)
-        now = cls(
-            versions=current_versions(),
-            threads=config["threads"],
-            rounds=0,
-            planned=config["rounds"],
-            config=decisive_keys(config),
-            replaced={},
-            sources=sources,
-            tables={},
-            closing={},
-        )
+        before, keys = read_provenance(run), decisive_keys(config)
+        now = cls(current_versions(config), 0, config["rounds"], keys, {}, sources, tables={}, closing={})
         if before is not None:
-            keys = {**before.config, **now.config}
-            old = {key: before.config.get(key, MISSING) for key in keys}
-            replaced = {key: value for key, value in old.items() if not _same(value, now.config.get(key, MISSING))}
+            replaced = {key: old for key, (old, _) in _differences(before.config, keys).items()}
             planned = min(before.planned, now.planned)
             now = now._replace(rounds=before.rounds, planned=planned, tables=before.tables, replaced=replaced)
         return now.write(run)
@@ -93,16 +75,18 @@ class Provenance(NamedTuple):
     def write(self, run: RunDirectory) -> "Provenance":
         """Write provenance.json with a checksum of its own; returns it."""
         content = self.as_dict()
-        write_atomically(run.provenance, json.dumps({**content, "sha256": _checksum(content)}, indent=1) + "\n")
+        checksum = sha256_of(json.dumps(content, sort_keys=True))
+        write_atomically(run.provenance, json.dumps({**content, "sha256": checksum}, indent=1) + "\n")
         return self
 
-    def finish(self, run: RunDirectory, tables: list[RoundTable], summary: dict[str, Any]) -> "Provenance":
-        """Write the hashes of the closing files, before the summary itself is written."""
+    def finish(self, run: RunDirectory, tables: list[RoundTable], summary: dict[str, Any]) -> None:
+        """Write the hashes of the closing files, and then the summary: a run with a summary is finished."""
         files = [run.baselines, run.test_scores, run.events, run.lanes]
-        contents = {file.name: file.read_bytes() for file in files if file.is_file()}
-        contents[run.summary.name] = summary_text(summary).encode()
-        closing = {name: sha256_of(content) for name, content in contents.items()}
-        return self._replace(tables={t.path.name: t.mark() for t in tables}, closing=closing).write(run)
+        closing = {file.name: sha256_of(file) for file in files if file.is_file()}
+        text = json.dumps(summary, indent=2) + "\n"
+        closing[run.summary.name] = sha256_of(text)
+        self._replace(tables={t.path.name: t.mark() for t in tables}, closing=closing).write(run)
+        write_atomically(run.summary, text)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON and for checkpoints."""
@@ -112,18 +96,17 @@ class Provenance(NamedTuple):
     def from_dict(cls, content: dict[str, Any], path: Path) -> "Provenance":
         """Return the provenance in plain values; refuse those of another format."""
         if content["format"] != FORMAT:
-            by = content.get("versions", {}).get("obbo_lightning")
+            found = f"{content['format']!r}, of obbo_lightning {content.get('versions', {}).get('obbo_lightning')}"
             raise ProvenanceError(
-                f"{path} must have a provenance of format {FORMAT}, got {content['format']!r}, of obbo_lightning {by}: "
-                f"this is {__version__}"
+                f"{path} must have a provenance of format {FORMAT}, got {found}: this is {__version__}"
             )
         return cls(**{name: content[name] for name in cls._fields})
 
 
-def current_versions() -> dict[str, str]:
-    """Return the versions of what decides the last digits."""
-    versions = {"obbo_lightning": __version__, "python": python_version()}
-    return versions | {name: version(name) for name in ("torch", "lightning")}
+def current_versions(config: Config) -> dict[str, Any]:
+    """Return what decides the last digits: versions, and the number of threads."""
+    packages = {name: version(name) for name in ("torch", "lightning")}
+    return {"obbo_lightning": __version__, "python": python_version(), **packages, "threads": config.get("threads")}
 
 
 def decisive_keys(config: Config) -> dict[str, Any]:
@@ -132,21 +115,30 @@ def decisive_keys(config: Config) -> dict[str, Any]:
     >>> decisive_keys({"seed": 0, "workers": 2, "data": {"drift": 1.0, "tags": []}, "trainer": {"devices": 2}})
     {'seed': 0, 'data.drift': 1.0, 'data.tags': []}
     """
-    return {key: value for key, value in _flatten(config) if not any(_is_below(key, may) for may in MAY_CHANGE)}
-
-
-def _is_below(key: str, pattern: str) -> bool:
-    return fnmatch(key, pattern) or key.startswith(f"{pattern}.")
+    below = [pattern for may in MAY_CHANGE for pattern in (may, f"{may}.*")]
+    return {key: value for key, value in _flatten(config) if not any(fnmatch(key, pattern) for pattern in below)}
 
 
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     inside = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
-    if not (isinstance(inside, dict) and inside):
+    if isinstance(inside, dict) and inside:
+        for key, one in inside.items():
+            yield from _flatten(one, f"{path}.{key}" if path else str(key))
+    else:
         plain = value is None or isinstance(value, (bool, int, float, str, dict, list))
         yield path, value if plain else str(value)
-        return
-    for key, one in inside.items():
-        yield from _flatten(one, f"{path}.{key}" if path else str(key))
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of every key that differs."""
+    pairs = {key: (before.get(key, MISSING), now.get(key, MISSING)) for key in {**before, **now}}
+    return {key: pair for key, pair in pairs.items() if not _same(*pair)}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compare values as JSON; 1 and 1.0 are the same number."""
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (one, other))
+    return (numbers and one == other) or json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def read_provenance(run: RunDirectory) -> Provenance | None:
@@ -155,7 +147,7 @@ def read_provenance(run: RunDirectory) -> Provenance | None:
         return None
     try:
         content = json.loads(run.provenance.read_text())
-        if content.pop("sha256") != _checksum(content):
+        if content.pop("sha256") != sha256_of(json.dumps(content, sort_keys=True)):
             raise ValueError("its checksum differs")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         hint = "; delete it: checkpoints have copies of it" if list_checkpoints(run.checkpoints) else ""
@@ -163,22 +155,36 @@ def read_provenance(run: RunDirectory) -> Provenance | None:
     return Provenance.from_dict(content, run.provenance)
 
 
-def saved_provenance(checkpoint: dict[str, Any], path: Path) -> Provenance:
-    """Return the provenance in a checkpoint."""
-    if "provenance" not in checkpoint:
+def open_checkpoint(run: RunDirectory, asked: Path | None = None) -> tuple[Path, dict[str, Any], Provenance]:
+    """Return the checkpoint that is asked for, or the newest: its path, its content and its provenance."""
+    path = verify_checkpoint(asked) if asked else newest_checkpoint(run.checkpoints)
+    content = read_checkpoint(path)
+    if "provenance" not in content:
         raise ProvenanceError(f"checkpoint {path} must be one of a run, got one without a provenance")
-    return Provenance.from_dict(checkpoint["provenance"], path)
+    return path, content, Provenance.from_dict(content["provenance"], path)
+
+
+def require_config(run: RunDirectory, known: Provenance, may_differ: str | None = None) -> Config:
+    """Return config.yaml; refuse an edited one, but for keys with the prefix ``may_differ``, which `resume` changes."""
+    config = read_config(run)
+    for key, (used, value) in _differences(known.config, decisive_keys(config)).items():
+        if _same(value, known.replaced.get(key, used)) or (may_differ and key.startswith(may_differ)):
+            continue
+        hint = "; resume takes data that have grown as flags" if key.startswith("data.") else ""
+        raise ProvenanceError(
+            f"{key} must stay {used!r}, with which {run.path} was run, got {value!r} in {run.config.name}{hint}"
+        )
+    rounds = config.get("rounds")
+    if not isinstance(rounds, int) or rounds < known.planned:
+        raise ProvenanceError(f"rounds must be at least {known.planned}, as {run.path} was started, got {rounds!r}")
+    return config
 
 
 def require_intact(run: RunDirectory) -> Provenance | None:
-    """Refuse, before a run is read, a configuration or tables that differ from what the run wrote.
-
-    Returns its provenance; None for a run without a finished round.
-    """
+    """Refuse to read a run whose files differ from what it wrote; returns its provenance, None before its first row."""
     known = read_provenance(run)
     if known is None and list_checkpoints(run.checkpoints):
-        file = newest_checkpoint(run.checkpoints)
-        known = saved_provenance(read_checkpoint(file), file)
+        *_, known = open_checkpoint(run)
     if known is None:
         if run.metrics.exists():
             raise ProvenanceError(f"{run.path} must have a {run.provenance.name} to be read, got none")
@@ -194,11 +200,10 @@ def require_intact(run: RunDirectory) -> Provenance | None:
 
 
 def usable_checkpoint(run: RunDirectory, asked: Path | None = None) -> Path:
-    """Return the checkpoint that is asked for, or the newest; refuse one that is not the run's own."""
+    """Return the path of the checkpoint that is asked for, or the newest; refuse one that is not the run's own."""
     known = require_intact(run)
-    chosen = verify_checkpoint(asked) if asked else newest_checkpoint(run.checkpoints)
-    content = read_checkpoint(chosen)
-    saved, rounds = saved_provenance(content, chosen), content["global_step"]
+    chosen, content, saved = open_checkpoint(run, asked)
+    rounds = content["global_step"]
     try:
         require_config(run, saved._replace(planned=0), may_differ="data.")
     except ProvenanceError as differs:
@@ -214,30 +219,20 @@ def usable_checkpoint(run: RunDirectory, asked: Path | None = None) -> Path:
     return chosen
 
 
-def require_resumable(run: RunDirectory, rounds: int, saved: Provenance | None) -> None:
-    """Refuse to continue a run after ``rounds`` rounds where its files differ from what it wrote.
-
-    Args:
-        run: the run.
-        rounds: of the checkpoint.
-        saved: the checkpoint's provenance; None where the run starts again without one.
-    """
-    known = read_provenance(run)
-    newest = known or saved
+def require_resumable(run: RunDirectory, saved: Provenance | None) -> None:
+    """Refuse to continue a run whose files differ from what it wrote; ``saved`` is the provenance of its checkpoint."""
+    newest = read_provenance(run) or saved
     if newest is None:
         return
-    require_config(run, newest)
-    if saved is None:
-        tables = newest.tables if newest.rounds == rounds else {}
-    else:
+    config = require_config(run, newest)
+    if saved is not None:
         require_config(run, saved._replace(planned=0), may_differ="data.")
-        tables = saved.tables
-    for name, mark in tables.items():
-        require_rows(run.path / name, mark)
-        later = newest.tables.get(name)
-        if _saved_before_row(tables, rounds) and later and later["rows"] > mark["rows"]:
-            require_rows(run.path / name, later)
-    now = current_versions()
+        # A user's callback saves before the row of the round is written, which is in the newer mark only.
+        early = "metrics.csv" in saved.tables and saved.tables["metrics.csv"]["rows"] < saved.rounds
+        for name, mark in saved.tables.items():
+            for one in (mark, newest.tables.get(name, mark)) if early else (mark,):
+                require_rows(run.path / name, one)
+    now = current_versions(config)
     others = [f"{name} {was} (now {now[name]})" for name, was in newest.versions.items() if now.get(name, was) != was]
     if others:
         warnings.warn(f"the run used {', '.join(others)}: its last digits may differ", stacklevel=3)
@@ -250,30 +245,7 @@ def restore_tables(run: RunDirectory, rounds: int, tables: dict[str, TableMark])
     if rounds:
         restore_timings(run.timings, rounds)
     for name, mark in tables.items():
-        restore_rows(run.path / name, mark, mark["rows"] + _saved_before_row(tables, rounds))
-
-
-def _saved_before_row(tables: dict[str, TableMark], rounds: int) -> bool:
-    """Return whether a user's callback saved the checkpoint, before the row of its round was written."""
-    return "metrics.csv" in tables and tables["metrics.csv"]["rows"] < rounds
-
-
-def require_config(run: RunDirectory, known: Provenance, may_differ: str | None = None) -> None:
-    """Refuse an edited config.yaml; keys with the prefix ``may_differ`` may have been changed by `resume`."""
-    config = read_config(run)
-    present = decisive_keys(config)
-    for key in [*known.config, *(key for key in present if key not in known.config)]:
-        value, used = present.get(key, MISSING), known.config.get(key, MISSING)
-        allowed = [used, *([known.replaced[key]] if key in known.replaced else [])]
-        if any(_same(value, one) for one in allowed) or (may_differ and key.startswith(may_differ)):
-            continue
-        hint = "; resume takes data that have grown as flags" if key.startswith("data.") else ""
-        raise ProvenanceError(
-            f"{key} must stay {used!r}, with which {run.path} was run, got {value!r} in {run.config.name}{hint}"
-        )
-    rounds = config.get("rounds")
-    if not isinstance(rounds, int) or rounds < known.planned:
-        raise ProvenanceError(f"rounds must be at least {known.planned}, as {run.path} was started, got {rounds!r}")
+        restore_last_row(run.path / name, mark)
 
 
 def require_same_data(
@@ -281,29 +253,22 @@ def require_same_data(
 ) -> None:
     """Refuse to continue with a stream whose first rounds are not those of the run.
 
-    Args:
-        run: which has the fingerprints of its tasks.
-        stream: as it is now.
-        rounds: that are finished.
-        tasks_per_round: n.
-        known: digests of the data when the run was saved.
-        changed: whether the configuration of the data differs. Where it does not, and all digests are the same, tasks
-            are not made again.
+    Tasks are made again and compared with their fingerprints where the configuration of the data has ``changed``, or
+    the digests of their sources differ from the ``known`` ones of the checkpoint.
     """
-    if not rounds or not run.fingerprints.is_file():
-        return
     now = stream.source_digests()
     differences = describe_changes(known, now) if known else ""
-    if not (changed or differences or (now and not known)):
+    if not rounds or not run.fingerprints.is_file() or not (changed or differences or (now and not known)):
         return
-    tasks = _past_tasks(stream)
-    if tasks is None:
-        return
-    for t, fingerprint in _recorded_fingerprints(run.fingerprints, rounds, tasks_per_round):
+    with run.fingerprints.open(newline="") as file:
+        recorded = [row["tasks"].split() for row in islice(csv.DictReader(file), rounds)]
+    tasks = iter(getattr(stream.train, "so_far", lambda: stream.train)())  # does not wait for tasks that arrive
+    for t in range(rounds * tasks_per_round):
         task = next(tasks, None)
         if task is None:
             raise ValueError(f"data must have the {rounds} rounds of {run.path}, and end before {stream.describe(t)}")
-        if fingerprint and stream.fingerprint(t, task) != fingerprint:
+        own = recorded[t // tasks_per_round][t % tasks_per_round :]  # rank 0 recorded its own tasks only
+        if own and stream.fingerprint(t, task) != own[0]:
             where = f"{stream.describe(t)}, in round {t // tasks_per_round + 1}"
             # all columns of a table change when it grows, which does not tell which of them has another past
             all_changed = len(now) > 1 and all(known.get(name) != now[name] for name in now)
@@ -313,31 +278,58 @@ def require_same_data(
             )
 
 
-def _recorded_fingerprints(path: Path, rounds: int, tasks_per_round: int) -> Iterator[tuple[int, str]]:
-    """Yield the number and the fingerprint of each task; an empty one where there is none."""
-    with path.open(newline="") as file:
-        for row in islice(csv.DictReader(file), rounds):
-            known = (row["tasks"] or "").split(" ")
-            for i in range(tasks_per_round):
-                yield (int(row["round"]) - 1) * tasks_per_round + i, known[i] if i < len(known) else ""
+def read_checkpoint(path: str | os.PathLike[str], map_location: Any = None) -> dict[str, Any]:
+    """Return the content of a checkpoint; verify it where there is a checksum beside it."""
+    file = Path(path)
+    if checksum_file(file).is_file() or not file.is_file():
+        verify_checkpoint(file)
+    try:
+        # Tensors and plain values only, for every version of Lightning and every environment variable of torch.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles that torch did not write; they are refused below
+            checkpoint: dict[str, Any] = torch.load(file, map_location=map_location or "cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(f"checkpoint {file} holds more than tensors and plain values: not read") from None
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError) as damage:
+        reason = " ".join(str(damage).split())[:200]
+        raise CheckpointError(f"checkpoint {file} cannot be read: {type(damage).__name__} {reason}") from None
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(f"checkpoint {file} must hold a mapping, got {type(checkpoint).__name__}")
+    return checkpoint
 
 
-def _past_tasks(stream: Stream) -> Iterator[Task] | None:
-    """Return all tasks that there are, from the first one on; None where they cannot be made again."""
-    train = stream.train
-    if has_random_access(train):
-        return (train[t] for t in range(len(train)))
-    if hasattr(train, "so_far"):  # a stream that waits for more tasks must not wait here
-        so_far: Iterator[Task] | None = train.so_far()
-        return so_far
-    return iter(train)
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Return the checkpoints that the run itself wrote, oldest first."""
+    return sorted(directory.glob("round-*.ckpt"))
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Compare values as JSON; 1 and 1.0 are the same number."""
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (one, other))
-    return (numbers and one == other) or json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+def newest_checkpoint(directory: Path) -> Path:
+    """Return the newest checkpoint; refuse a damaged one and name the one before it."""
+    found = list_checkpoints(directory)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {directory}: the run was stopped before its first one; start it again")
+    try:
+        return verify_checkpoint(found[-1])
+    except CheckpointError as damage:
+        hint = "there is no other one: start the run again"
+        for path in found[:-1]:
+            with contextlib.suppress(CheckpointError):
+                hint = f"the one before it: --checkpoint {verify_checkpoint(path)}"
+        raise CheckpointError(f"{damage}; {hint}") from None
 
 
-def _checksum(content: dict[str, Any]) -> str:
-    return sha256_of(json.dumps(content, sort_keys=True))
+def verify_checkpoint(path: Path) -> Path:
+    """Return ``path`` if the file has its checksum."""
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint {path} does not exist")
+    checksum = checksum_file(path)
+    if not checksum.is_file():
+        raise CheckpointError(f"checkpoint {path} has no checksum file {checksum.name} beside it")
+    if sha256_of(path) != checksum.read_text().strip():
+        raise CheckpointError(f"checkpoint {path} is damaged (its checksum differs)")
+    return path
+
+
+def checksum_file(path: Path) -> Path:
+    """Return the path of the checksum of a checkpoint."""
+    return path.with_suffix(".sha256")

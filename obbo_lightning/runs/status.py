@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,7 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems wit
 
 
 class RunStatus:
-    """Ownership of a run by this process, and ``status.json`` for `watch`.
-
-    The lock belongs to the process: the system releases it when the process dies. On a file system without locks
-    nobody can know who owns a run.
-    """
+    """Ownership of a run by this process, by a lock that the system releases when it dies; status.json for `watch`."""
 
     def __init__(self) -> None:
         self._path: Path | None = None  # of status.json, while this process owns the run
@@ -84,7 +81,7 @@ def describe_run(run: RunDirectory) -> str:
     words += [f"{name} {value:.4g}" for name, value in status.items() if isinstance(value, float)]
     words += [f"{speed:.3g} rounds/s"] if isinstance(speed, float) else []
     predictable = running and isinstance(left, int) and not doing.startswith("waiting")
-    return "  ".join([*words, f"{_duration(left)} left"] if predictable else words)
+    return "  ".join([*words, f"{timedelta(seconds=left)} left"] if predictable else words)
 
 
 def find_run_directories(paths: list[Path]) -> list[RunDirectory]:
@@ -99,20 +96,15 @@ def find_run_directories(paths: list[Path]) -> list[RunDirectory]:
 
 
 def _is_running(run: RunDirectory) -> bool | None:
-    """Return whether a process holds the lock of a run; None where that cannot be known.
-
-    A shared lock, so that several processes can look at the same time.
-    """
+    """Return whether a process holds the lock of a run; None where that cannot be known."""
     try:
         with run.lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: several processes can look at the same time
+        return False
     except BlockingIOError:
         return True
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    return False
+    except OSError as error:
+        return False if isinstance(error, FileNotFoundError) else None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -121,15 +113,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration in words.
-
-    >>> _duration(42), _duration(160), _duration(7300)
-    ('42 s', '3 min', '2 h 2 min')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

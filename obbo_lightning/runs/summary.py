@@ -2,24 +2,21 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from obbo_lightning.config.parse import Config, component_class
+from obbo_lightning.config.parse import Config
 from obbo_lightning.config.registry import short_name
 from obbo_lightning.core.regret import REGRETS
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.escaping import escape_terminal
-from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.problems.forgetting import Forgetting
-from obbo_lightning.streams.stream import Metric
+from obbo_lightning.streams.stream import Stream
 
 RECENT = 100  # rounds
 # Regrets in the closing table. With steps that adapt to each coordinate the generalized one in the Euclidean norm is
@@ -33,90 +30,65 @@ SHOWN_REGRETS = {
 
 def summarise(
     config: Config,
-    metric: Metric,
+    stream: Stream,
     rounds: Mapping[str, Sequence[float]],
     last: Mapping[str, Any],
     initial: Mapping[str, Sequence[float]],
     final: Mapping[str, Sequence[float]],
+    validation_tasks: int = 0,
+    baselines: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    """Return the summary of a run, but for its seconds and what only some runs have.
+    """Return the summary of a run, but for its seconds and the notes of its problem.
 
-    Args:
-        config: of the run.
-        metric: what the scores are, and which direction is better.
-        rounds: columns of metrics.csv: the metric and ``skipped``.
-        last: the last row of metrics.csv.
-        initial: scores of the test tasks (and lanes) by name with λ_1, the metric among them.
-        final: the same with the last λ.
+    ``rounds`` are columns of metrics.csv and ``last`` its last row; ``initial`` and ``final`` are the scores of the
+    test tasks (and lanes) by name, with λ_1 and with the last λ; ``baselines`` have the metric of each round by name.
     """
-    name = metric.name
-    sign = 1 if metric.higher_is_better else -1
+    name, higher_is_better = stream.metric
+    sign = 1 if higher_is_better else -1
     gains = [sign * (after - before) for before, after in zip(initial[name], final[name], strict=True)]
     values = list(rounds[name])
-    return {
+    summary: dict[str, Any] = {
         "experiment": config["experiment"],
         "algorithm": short_name(config["algorithm"]["name"]),
         "seed": config["seed"],
         "rounds": int(last["round"]),
         "metric": name,
-        "higher_is_better": metric.higher_is_better,
+        "higher_is_better": higher_is_better,
         "test_tasks": len(final[name]),
-        **{key: number for one in initial for key, number in _with_error(f"initial_test_{one}", initial[one]).items()},
-        **{key: number for one in final for key, number in _with_error(f"test_{one}", final[one]).items()},
         **_middle(f"test_{name}", final[name]),
-        **_with_error("gain", gains),
         # As Python sums them: the same digits wherever they are summed.
-        f"prequential_{name}": _finite(sum(values) / len(values)),
-        f"prequential_{name}_last_100": _finite(sum(values[-RECENT:]) / len(values[-RECENT:])),
-        **{f"regret_{kind}": _finite(last.get(f"regret/{kind}")) for kind in REGRETS},
+        f"prequential_{name}": sum(values) / len(values),
+        f"prequential_{name}_last_100": sum(values[-RECENT:]) / len(values[-RECENT:]),
+        **{f"regret_{kind}": _number(last.get(f"regret/{kind}")) for kind in REGRETS},
         "skipped": int(sum(rounds["skipped"])),
     }
+    scores = {**{f"initial_test_{one}": initial[one] for one in initial}, "gain": gains}
+    for one, numbers in (scores | {f"test_{one}": final[one] for one in final}).items():
+        summary[one], summary[f"{one}_se"] = mean_and_error(numbers)
+    if validation_tasks:
+        scores_of_last = {f"validation_{name}{end}": _number(last[f"validation/{name}{end}"]) for end in ("", "_se")}
+        summary |= {"validation_tasks": validation_tasks, **scores_of_last}
+    if baselines:
+        summary["baselines"] = {baseline: statistics.fmean(values) for baseline, values in baselines.items()}
+    if stream.lanes is not None:
+        summary |= {"events": len(stream.lanes), "events_skipped": len(stream.skipped)}
+        if f"naive_{name}" in stream.lanes.columns:  # how well the last value forecasts
+            naive = stream.lanes[f"naive_{name}"].drop_nulls().to_list()
+            median = _middle("", naive)["_median"]
+            summary |= {f"last_value_{name}": mean_and_error(naive)[0], f"last_value_{name}_median": median}
+    return summary
 
 
-def summarise_validation(metric: str, last: Mapping[str, Any], tasks: int) -> dict[str, Any]:
-    """Return the scores of the validation tasks after the last round; empty where there are none."""
-    if not tasks:
-        return {}
-    key = f"validation_{metric}"
-    mean, error = (_finite(last.get(f"validation/{metric}{end}")) for end in ("", "_se"))
-    return {"validation_tasks": tasks, key: mean, f"{key}_se": error}
-
-
-def summarise_lanes(lanes: pl.DataFrame, metric: str) -> dict[str, Any]:
-    """Return how well the last value forecasts, where each lane has that, as a baseline."""
-    name = f"naive_{metric}"
-    if name not in lanes.columns:
-        return {}
-    values = [value for value in lanes[name].to_list() if value is not None]
-    mean, _ = mean_and_error(values)
-    return {f"last_value_{metric}": _finite(mean), f"last_value_{metric}_median": _middle("", values)["_median"]}
-
-
-def summarise_baselines(baselines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return the mean of each baseline; empty where there are none."""
-    means = {name: statistics.fmean(values) for name, values in baselines.items()}
-    return {"baselines": means} if means else {}
-
-
-def _with_error(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    mean, error = mean_and_error(values)
-    return {name: _finite(mean), f"{name}_se": error}
-
-
-def _middle(name: str, values: Sequence[float]) -> dict[str, float | None]:
+def _middle(name: str, values: Sequence[float]) -> dict[str, float]:
     """Return median and median absolute deviation, which are robust to outliers."""
-    if not values:
-        return {f"{name}_median": None, f"{name}_mad": None}
-    numbers = torch.tensor(values, dtype=torch.float64)
+    numbers = torch.tensor(values or [math.nan], dtype=torch.float64)
     median = numbers.quantile(0.5)
-    deviation = (numbers - median).abs().quantile(0.5)
-    return {f"{name}_median": _finite(float(median)), f"{name}_mad": _finite(float(deviation))}
+    return {f"{name}_median": float(median), f"{name}_mad": float((numbers - median).abs().quantile(0.5))}
 
 
-def _finite(value: Any) -> float | None:
-    """Return a finite number; None for what is not finite or missing."""
-    number = None if value in (None, "") else float(value)
-    return number if number is not None and math.isfinite(number) else None
+def _number(value: Any) -> float | None:
+    """Return a number of a table, which is text where it was read back."""
+    return None if value in (None, "") else float(value)
 
 
 def replace_nonfinite(value: Any) -> Any:
@@ -146,65 +118,63 @@ class PlainConsole(Console):
 def print_summary(
     console: Console, config: Config, summary: dict[str, Any], figures: list[Path], run: Path | None = None
 ) -> None:
-    """Print the closing table, where the figures are, and which commands may follow."""
-    metric = summary["metric"]
-    better = "higher is better" if summary["higher_is_better"] else "lower is better"
+    """Print the closing table, where the figures are, and how to continue."""
     table = Table(title=run_title(config), show_header=False)
-    if summary["test_tasks"]:
-        _add_test_rows(table, summary, metric, better)
-    if "validation_tasks" in summary:
-        label = f"{metric} on {summary['validation_tasks']} validation tasks after {summary['rounds']} rounds; {better}"
-        table.add_row(label, _format_with_error(summary, f"validation_{metric}"))
-    recent = min(RECENT, summary["rounds"])
-    prequential = f"prequential {metric} (before learning from the round), last {recent} rounds; {better}"
-    table.add_row(prequential, _format(summary[f"prequential_{metric}_last_100"]))
-    if summary.get("baselines"):
-        table.add_row("the same, all rounds", _format(summary[f"prequential_{metric}"]))
-    for name, value in summary.get("baselines", {}).items():
-        table.add_row(f"    baseline: {name}", _format(_finite(value)))
-    for name, meaning in SHOWN_REGRETS.items():
-        if summary.get(f"regret_{name}") is not None:
-            table.add_row(f"{meaning}; lower is better", f"{summary[f'regret_{name}']:.4g}")
-    if summary["skipped"]:
-        skipped = "rounds skipped as not finite: each counts as the one before it, and regrets are lower bounds"
-        table.add_row(skipped, str(summary["skipped"]))
-    table.add_row("seconds", f"{summary['seconds']:.0f}")
+    better = "higher is better" if summary["higher_is_better"] else "lower is better"
+    for label, value in (*_test_rows(summary, better), *_other_rows(summary, better)):
+        table.add_row(label, value)
     console.print(table)
     for name, note in summary.get("notes", {}).items():
         console.print(f"{name}: {note}", soft_wrap=True)
     for path in figures:
         console.print(f"figure {path}", soft_wrap=True)
-    for command in _next_commands(config, run) if run else ():
-        console.print(f"next   python -m obbo_lightning {command}", soft_wrap=True, highlight=False)
+    if run:
+        console.print(f"next   python -m obbo_lightning resume {run} --rounds N", soft_wrap=True, highlight=False)
 
 
-def _add_test_rows(table: Table, summary: dict[str, Any], metric: str, better: str) -> None:
-    score, on = metric, f"{summary['test_tasks']} test tasks"
-    if f"last_value_{metric}" in summary:
+def _test_rows(summary: dict[str, Any], better: str) -> Iterator[tuple[str, str]]:
+    metric, tasks, naive = summary["metric"], summary["test_tasks"], f"last_value_{summary['metric']}"
+    score, on = metric, f"{tasks} test tasks"
+    if naive in summary:
         score, on = f"forecast error ({metric})", f"{summary['events']} events"
-    table.add_row(f"{score} on {on} before learning; {better}", _format_with_error(summary, f"initial_test_{metric}"))
-    after = f"{score} on the same after {summary['rounds']} rounds"
-    table.add_row(after, _format_with_error(summary, f"test_{metric}"))
-    if summary.get("test_inductive_accuracy") is not None:
-        inductive = "the same where each query is predicted by itself (inductive)"
-        table.add_row(inductive, _format_with_error(summary, "test_inductive_accuracy"))
-    if not summary["higher_is_better"]:  # errors have long tails
-        median, deviation = summary[f"test_{metric}_median"], summary[f"test_{metric}_mad"]
-        table.add_row("its median ± median absolute deviation", f"{_format(median)} ± {_format(deviation)}")
-    if f"last_value_{metric}" in summary:
-        mean, middle = (_format(summary[f"last_value_{metric}{end}"]) for end in ("", "_median"))
-        table.add_row(f"baseline: {score} of the last price as the forecast; its median", f"{mean}; {middle}")
-    table.add_row("gain by learning, paired; above 0 is better", _format_with_error(summary, "gain"))
+    if tasks:
+        yield f"{score} on {on} before learning; {better}", _format(summary, f"initial_test_{metric}")
+        yield f"{score} on the same after {summary['rounds']} rounds", _format(summary, f"test_{metric}")
+        if summary.get("test_inductive_accuracy") is not None:
+            inductive = _format(summary, "test_inductive_accuracy")
+            yield "the same where each query is predicted by itself (inductive)", inductive
+        if not summary["higher_is_better"]:  # errors have long tails
+            middle = " ± ".join(_format(summary, f"test_{metric}_{end}") for end in ("median", "mad"))
+            yield "its median ± median absolute deviation", middle
+        if naive in summary:
+            value = f"{_format(summary, naive)}; {_format(summary, f'{naive}_median')}"
+            yield f"baseline: {score} of the last price as the forecast; its median", value
+        yield "gain by learning, paired; above 0 is better", _format(summary, "gain")
 
 
-def _next_commands(config: Config, run: Path) -> list[str]:
-    problem = component_class(config, "problem")
-    resume = f"resume {run} --rounds N"
-    if problem is not None and issubclass(problem, FewShot):
-        return [f"predict {run} --support DIR --query DIR", f"export {run} OUT", resume]
-    if problem is not None and issubclass(problem, Forgetting) and config["data"].get("csv") is not None:
-        return [f"predict {run} --query FILE.csv", resume]
-    return [resume]
+def _other_rows(summary: dict[str, Any], better: str) -> Iterator[tuple[str, str]]:
+    metric, rounds, baselines = summary["metric"], summary["rounds"], summary.get("baselines", {})
+    if "validation_tasks" in summary:
+        label = f"{metric} on {summary['validation_tasks']} validation tasks after {rounds} rounds; {better}"
+        yield label, _format(summary, f"validation_{metric}")
+    label = f"prequential {metric} (before learning from the round), last {min(RECENT, rounds)} rounds; {better}"
+    yield label, _format(summary, f"prequential_{metric}_last_100")
+    if baselines:
+        yield "the same, all rounds", _format(summary, f"prequential_{metric}")
+    for name in baselines:
+        yield f"    baseline: {name}", _format(baselines, name)
+    for name, meaning in SHOWN_REGRETS.items():
+        if summary.get(f"regret_{name}") is not None:
+            yield f"{meaning}; lower is better", f"{summary[f'regret_{name}']:.4g}"
+    if summary["skipped"]:
+        label = "rounds skipped as not finite: each counts as the one before it, and regrets are lower bounds"
+        yield label, str(summary["skipped"])
+    yield "seconds", f"{summary['seconds']:.0f}"
+
+
+def _format(values: dict[str, Any], key: str) -> str:
+    value, error = values[key], values.get(f"{key}_se")
+    return ("not finite" if value is None else f"{value:.3f}") + ("" if error is None else f" ± {error:.3f}")
 
 
 def run_title(config: Config) -> str:
@@ -213,12 +183,3 @@ def run_title(config: Config) -> str:
     window = f", w = {algorithm['window']}" if "window" in algorithm else ""
     name, data = short_name(algorithm["name"]), short_name(config["data"]["name"])
     return f"{name}{window}, {data} stream, seed {config['seed']}"
-
-
-def _format_with_error(summary: dict[str, Any], key: str) -> str:
-    error = summary[f"{key}_se"]
-    return _format(summary[key]) + ("" if error is None else f" ± {error:.3f}")
-
-
-def _format(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.3f}"

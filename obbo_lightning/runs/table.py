@@ -1,5 +1,6 @@
 """A CSV file with one row per round, or every so many rounds, that a resumed run continues exactly."""
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -7,7 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import polars as pl
 
@@ -17,22 +18,15 @@ from obbo_lightning.streams.fingerprints import sha256_of
 TIMING_COLUMNS = ["round", "seconds", "evaluation_seconds"]  # of timings.csv
 
 
-class TableMark(TypedDict):
-    """Content of a table at some time: number of rows, hash of all lines but the last, and the last line."""
-
-    rows: int
-    sha256: str
-    last: str
+# Content of a table at some time: number of ``rows``, ``sha256`` of all lines but the last, and the ``last`` line.
+TableMark = dict[str, Any]
 
 
 class RoundTable:
     """Table that rows are appended to; `open` drops the rows after a round, so that a resumed run writes them again.
 
-    Args:
-        path: of the file.
-        columns: the header; None: the names of the first row.
-        every: a row is written in the rounds that this divides.
-        history: columns whose values are kept in memory as well, for the summary and the figures of the run.
+    Its header are ``columns``, or the names of the first row. A row is written in rounds that ``every`` divides. The
+    columns of ``history`` are kept in memory as well, for the summary and the figures of the run.
     """
 
     def __init__(
@@ -48,7 +42,7 @@ class RoundTable:
         """Open the file with the rows of the first ``rounds`` rounds; returns the last row, as text."""
         kept = [] if self.columns is None else [",".join(self.columns)]
         if rounds:
-            lines, rows = self.path.read_text().splitlines(), rounds // self.every
+            lines, rows = self.path.read_text(errors="replace").splitlines(), rounds // self.every
             if len(lines) < rows + 1 or lines[:1] != (kept or lines[:1]):
                 raise ValueError(f"{self.path} must hold {rows} rounds to continue, got {max(len(lines) - 1, 0)}")
             kept = lines[: rows + 1]
@@ -98,12 +92,10 @@ class RoundTable:
         return {"rows": self._rows, "sha256": self._hash.hexdigest(), "last": self._line}
 
     def sync(self) -> None:
-        """Write everything to the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Flush and close."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -116,52 +108,36 @@ def _csv_line(cells: Sequence[Any]) -> str:
 
 
 def read_rounds(path: Path) -> pl.DataFrame:
-    """Return the table of a run: every column is Float64, also the round; empty cells are null.
-
-    Raises what polars raises for a damaged file (`polars.exceptions.PolarsError`), or OSError.
-    """
+    """Return the table of a run: every column is Float64, also the round; empty cells are null."""
     return pl.read_csv(path, infer_schema=False).cast(pl.Float64)
 
 
 def require_rows(path: Path, mark: TableMark, complete: bool = False) -> None:
-    """Refuse a table whose rows are not those of the mark.
-
-    Args:
-        path: of the file.
-        mark: what it held.
-        complete: it must end with the mark's last row; that of an unfinished run may have been written again.
-    """
-    lines = _lines(path)
-    kept, last = lines[: mark["rows"]], mark["last"].encode()
-    if len(kept) < mark["rows"] or sha256_of(*kept) != mark["sha256"]:
-        raise ValueError(f"{path} is damaged: its first {mark['rows']} rounds are not those that the run wrote")
-    if complete and lines[mark["rows"] :] != [last]:
+    """Refuse a table whose rows are not those of the mark; a ``complete`` one ends with the mark's last row."""
+    try:
+        lines, rows = path.read_bytes().splitlines(keepends=True), mark["rows"]
+    except OSError as error:
+        raise ValueError(f"{path} is damaged: it cannot be read: {error.strerror}") from None
+    if len(lines) < rows or sha256_of(*lines[:rows]) != mark["sha256"]:
+        raise ValueError(f"{path} is damaged: its first {rows} rounds are not those that the run wrote")
+    if complete and lines[rows:] != [mark["last"].encode()]:
         raise ValueError(f"{path} is damaged: it does not end with the last round that the run wrote")
 
 
-def restore_rows(path: Path, mark: TableMark, rows: int) -> None:
-    """Restore the last row of a mark in a table that passed `require_rows`, and drop what follows ``rows`` rows."""
-    lines, last = _lines(path), mark["rows"]
-    kept = [*lines[:last], mark["last"].encode(), *lines[last + 1 : rows + 1]]
-    if kept != lines:
-        write_atomically(path, b"".join(kept).decode())
+def restore_last_row(path: Path, mark: TableMark) -> None:
+    """Restore the last row of a mark in a table that passed `require_rows`."""
+    lines, rows = path.read_bytes().splitlines(keepends=True), mark["rows"]
+    restored = [*lines[:rows], mark["last"].encode(), *lines[rows + 1 :]]
+    if restored != lines:
+        write_atomically(path, b"".join(restored).decode(errors="replace"))  # `open` drops damaged rows after it
 
 
 def restore_timings(path: Path, rounds: int) -> None:
     """Replace damaged timings, which no result depends on, by unknown ones for the first ``rounds`` rounds."""
-    try:
-        header, *rows = csv.reader(path.read_text().splitlines())
-        numbers = [[float(cell or "nan") for cell in row] for row in rows]
-        intact = header == TIMING_COLUMNS and {len(row) for row in numbers} <= {len(TIMING_COLUMNS)}
-        if intact and [row[0] for row in numbers[:rounds]] == list(range(1, rounds + 1)):
+    header, numbers = ",".join(TIMING_COLUMNS), range(1, rounds + 1)
+    with contextlib.suppress(OSError, ValueError):
+        first, *rows = path.read_text().splitlines()
+        known = [(row.split(",")[0], row.count(",")) for row in rows[:rounds]]
+        if first == header and known == [(str(t), 2) for t in numbers]:
             return
-    except (OSError, ValueError, csv.Error):
-        pass
-    write_atomically(path, "".join([",".join(TIMING_COLUMNS), "\n", *(f"{t},nan,\n" for t in range(1, rounds + 1))]))
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise ValueError(f"{path} is damaged: it cannot be read: {error.strerror}") from None
+    write_atomically(path, "".join([f"{header}\n", *(f"{t},nan,\n" for t in numbers)]))

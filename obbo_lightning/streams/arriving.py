@@ -5,287 +5,198 @@ import json
 import os
 import select
 import sys
-import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, NamedTuple
 
 import numpy as np
-import polars as pl
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.validation import positive
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.streams.few_shot.stream import NETWORK_ARGUMENTS, network_arguments
-from obbo_lightning.streams.readers import Arrays, load_npz, read_parquet
+from obbo_lightning.streams.readers import Arrays, read_npz
 from obbo_lightning.streams.stream import Metric, Stream
 
 POLL = 0.1  # seconds between two attempts to read
-UNFINISHED = (".part", ".tmp")
-CHUNK = 1 << 16
 FEW_SHOT = {"support": "support_labels", "query": "query_labels"}
-Arrival = tuple[str, Arrays]  # where a task was found, and its arrays
 
 
 class DamagedTaskError(ValueError):
     """A task that cannot be used; the message names its file or line, and the rule that it breaks."""
 
 
-class IncompleteTaskError(ValueError):
-    """Bytes that are not a complete task, or not yet."""
+class Arrival(NamedTuple):
+    """A task that has arrived: its file or line, its arrays, and the position after it in plain values."""
+
+    where: str
+    arrays: Arrays
+    position: Any
+
+
+# What is there now, again and again: a task, None, or what is wrong with a task that may still become complete.
+Arrivals = Iterator[Arrival | str | None]
 
 
 def parse_npz(content: bytes) -> Arrays:
-    """Return the arrays of an npz file."""
-    try:
-        return load_npz(io.BytesIO(content))[0]
-    except ValueError as error:
-        raise IncompleteTaskError(str(error)) from None
+    """Return the arrays of an npz file; raise a ValueError if it is not complete, or not yet."""
+    return read_npz(io.BytesIO(content), optional=None)
 
 
 def parse_json(content: bytes) -> Arrays:
-    """Return the arrays of a JSON object whose values are numbers and nested lists of numbers."""
+    """Return the arrays of a JSON object of nested lists; raise a ValueError if it is not complete, or not yet."""
     try:
         found = json.loads(content)
     except ValueError as error:
-        raise IncompleteTaskError(f"cannot be read as JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DamagedTaskError(f"must be an object of arrays by name, got {type(found).__name__}")
-    return {name: _array(name, value) for name, value in found.items()}
-
-
-def parse_parquet(content: bytes) -> Arrays:
-    """Return one array per column of a parquet table; a table of one row holds its arrays as lists."""
+        raise ValueError(f"cannot be read as JSON: {error}") from None
     try:
-        table = read_parquet(io.BytesIO(content))
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise IncompleteTaskError(f"cannot be read as parquet: {str(error).splitlines()[0]}") from None
-    columns = {column.name: column.to_list() for column in table}
-    lists = len(table) == 1 and all(isinstance(value[0], list) for value in columns.values())
-    return {name: _array(name, value[0] if lists else value) for name, value in columns.items()}
+        return {name: np.array(value) for name, value in found.items()}
+    except (AttributeError, ValueError):  # of lists of different lengths
+        raise DamagedTaskError("must be an object of arrays by name") from None
 
 
-def _array(name: str, value: Any) -> NDArray[Any]:
-    try:
-        return np.array(value)
-    except ValueError:
-        raise DamagedTaskError(f"{name!r} must be an array, and its lists have different lengths") from None
+PARSERS: dict[str, Callable[[bytes], Arrays]] = {".npz": parse_npz, ".json": parse_json}
 
 
-PARSERS: dict[str, Callable[[bytes], Arrays]] = {".npz": parse_npz, ".parquet": parse_parquet, ".json": parse_json}
+def follow_folder(path: Path, position: str | None = None) -> Arrivals:
+    """Yield the tasks of a folder with one file per task, in the order of their names; hidden files are ignored.
 
-
-class Arrivals(ABC):
-    """A place where tasks arrive; each is read once, in order.
-
-    Attributes:
-        position: after the last task that was read, in plain values.
-        ended: whether no more tasks can arrive.
-        fault: of a task that is still incomplete; an error if nothing more arrives.
+    A file that cannot be read to its end is waited for while it is the newest one or still grows.
     """
-
-    position: Any
-    ended = False
-    fault: str | None = None
-
-    @abstractmethod
-    def take(self) -> Arrival | None:
-        """Return the next task; None if there is no complete one yet."""
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the next task, at most so long."""
-        time.sleep(seconds)
-
-
-class TaskFolder(Arrivals):
-    """Folder with one file per task (npz, parquet, json), read in the order of their names.
-
-    Names that begin with a dot or end in ``.part`` or ``.tmp`` are ignored. A file that cannot be read to its end is
-    waited for while it is the newest one or still grows.
-    """
-
-    def __init__(self, path: Path, position: str = "") -> None:
-        self.path, self.position = path, position
-        self._listed: set[str] | None = None
-        self._next: deque[str] = deque()
-        self._incomplete: tuple[str, int, int] | None = None
-
-    def take(self) -> Arrival | None:
-        if not self._next:
-            self._list_files()
-        if not self._next:
-            return None
-        file = self.path / self._next[0]
-        try:
-            size, changed = file.stat().st_size, file.stat().st_mtime_ns
-            arrays = PARSERS[file.suffix.lower()](file.read_bytes())
-        except FileNotFoundError:  # it was removed before it was read
-            self._next.clear()
-            self._incomplete = self.fault = None
-            return None
-        except IncompleteTaskError as fault:
-            now, known = (file.name, size, changed), self._incomplete
-            self._incomplete, self.fault = now, f"{file} {fault}"
-            if now == known and len(self._next) > 1:
-                raise DamagedTaskError(self.fault) from None
-            self._next.clear()  # list again which file is the newest
-            return None
-        except DamagedTaskError as damage:
-            raise DamagedTaskError(f"{file}: {damage}") from None
-        self.position, self._incomplete, self.fault = self._next.popleft(), None, None
-        return str(file), arrays
-
-    def _list_files(self) -> None:
-        names = sorted(name for name in os.listdir(self.path) if is_task_file(name))
-        for name in names if self._listed is not None else ():
-            if name <= self.position and name not in (self._listed or ()):
-                raise DamagedTaskError(
-                    f"{self.path / name} must arrive before {self.position}, which was read, and arrived after it"
-                )
-        self._listed = set(names)
-        self._next = deque(name for name in names if name > self.position)
+    last = position or ""
+    listed: list[str] | None = None
+    incomplete: tuple[str, int, int] | None = None
+    while True:
+        files = [file for file in path.iterdir() if file.suffix.lower() in PARSERS and file.name[0] != "."]
+        names = sorted(file.name for file in files)
+        late = [name for name in names if name <= last and listed is not None and name not in listed]
+        if late:
+            raise DamagedTaskError(f"{path / late[0]} must arrive before {last}, which was read, and arrived later")
+        listed, following = names, [name for name in names if name > last]
+        for name in following:
+            file = path / name
+            try:
+                state = name, file.stat().st_size, file.stat().st_mtime_ns
+                arrays = PARSERS[file.suffix.lower()](file.read_bytes())
+            except FileNotFoundError:  # it was removed before it was read
+                break
+            except DamagedTaskError as damage:
+                raise DamagedTaskError(f"{file}: {damage}") from None
+            except ValueError as fault:
+                if state == incomplete and name != following[-1]:
+                    raise DamagedTaskError(f"{file} {fault}") from None
+                incomplete = state
+                yield f"{file} {fault}"
+                break
+            last = name
+            yield Arrival(str(file), arrays, last)
+        if not following:
+            yield None
 
 
-def is_task_file(name: str) -> bool:
-    """Return whether a file of this name holds a task.
-
-    >>> [is_task_file(name) for name in ("0001.npz", ".0002.npz", "0003.npz.part", "notes.txt")]
-    [True, False, False, False]
-    """
-    return not name.startswith(".") and not name.endswith(UNFINISHED) and Path(name).suffix.lower() in PARSERS
-
-
-class TaskLines(Arrivals):
-    """File of JSON lines, one task each; a line is complete with its newline."""
-
-    def __init__(self, path: Path, position: dict[str, int] | None = None) -> None:
-        self.path = path
-        self.position = position or {"bytes": 0, "line": 0}
-
-    def take(self) -> Arrival | None:
-        with self.path.open("rb") as file:
-            start = self.position["bytes"]
+def follow_lines(path: Path, position: Sequence[int] | None = None) -> Arrivals:
+    """Yield the tasks of a file of JSON lines after some bytes and lines; a line is complete with its newline."""
+    start, number = position or (0, 0)
+    while True:
+        with path.open("rb") as file:
             if file.seek(0, os.SEEK_END) < start:
-                raise DamagedTaskError(f"{self.path} must only grow, got fewer than the {start} bytes already read")
+                raise DamagedTaskError(f"{path} must only grow, got fewer than the {start} bytes already read")
             file.seek(start)
             line = file.readline()
         if not line.endswith(b"\n"):
-            return None
-        self.position = {"bytes": start + len(line), "line": self.position["line"] + 1}
-        return _parse_line(f"{self.path}, line {self.position['line']}", line) if line.strip() else self.take()
+            yield None
+            continue
+        start, number = start + len(line), number + 1
+        if line.strip():
+            yield _parse_line(f"{path}, line {number}", line, [start, number])
 
 
-class StandardInput(Arrivals):
-    """JSON lines from standard input; they cannot be read again, so a resumed run continues with the next one."""
-
-    def __init__(self) -> None:
-        self.position: dict[str, int] = {"line": 0}
-        self._buffer = b""
-        self._returned: list[Arrival] = []
-
-    def take(self) -> Arrival | None:
-        if self._returned:
-            return self._returned.pop()
-        while b"\n" not in self._buffer:
-            if not select.select([sys.stdin], [], [], 0)[0]:
-                return None
-            more = os.read(sys.stdin.fileno(), CHUNK)
-            if not more:
-                self.ended = True
-                return None
-            self._buffer += more
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        self.position = {"line": self.position["line"] + 1}
-        return _parse_line(f"standard input, line {self.position['line']}", line) if line.strip() else self.take()
-
-    def put_back(self, arrival: Arrival) -> None:
-        """Make a task the next one again."""
-        self._returned.append(arrival)
-
-    def wait(self, seconds: float) -> None:
-        select.select([sys.stdin], [], [], seconds)
+def follow_standard_input() -> Arrivals:
+    """Yield tasks from JSON lines; they cannot be read again, so a resumed run continues with the next one."""
+    buffer, number = b"", 0
+    while True:
+        line, newline, rest = buffer.partition(b"\n")
+        if newline:
+            buffer, number = rest, number + 1
+            if line.strip():
+                yield _parse_line(f"standard input, line {number}", line, number)
+        elif not select.select([sys.stdin], [], [], 0)[0]:
+            yield None
+        elif more := os.read(sys.stdin.fileno(), 1 << 16):
+            buffer += more
+        else:
+            return
 
 
-def _parse_line(where: str, line: bytes) -> Arrival:
+def _parse_line(where: str, line: bytes, position: Any) -> Arrival:
     try:
-        return where, parse_json(line)
-    except (IncompleteTaskError, DamagedTaskError) as damage:
+        return Arrival(where, parse_json(line), position)
+    except ValueError as damage:
         raise DamagedTaskError(f"{where}: {damage}") from None
 
 
 class ArrivingTasks:
-    """Tasks from a place where they arrive: an iterable whose iterator waits for them.
-
-    Args:
-        path: a folder, a file of JSON lines, or ``-`` for standard input.
-        timeout: seconds to wait for a task before the stream ends; None waits forever.
-
-    Attributes:
-        few_shot: whether tasks must be those of a few-shot problem.
-        dtype: of floating-point tensors.
-    """
+    """Tasks from a place where they arrive: an iterable whose iterator waits for them; see `FollowStream`."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
         self.path, self.timeout = path, timeout
-        self.few_shot = False
-        self.dtype = torch.float32
-        self._standard_input = StandardInput() if path == "-" else None
+        self.few_shot = False  # whether tasks must be those of a few-shot problem
+        self.dtype = torch.float32  # of floating-point tensors
+        self._standard_input = follow_standard_input() if path == "-" else None
 
     def __iter__(self) -> "ArrivingTaskIterator":
-        return ArrivingTaskIterator(self, self.arrivals())
+        return ArrivingTaskIterator(self)
 
     def arrivals(self, position: Any = None) -> Arrivals:
         """Return the tasks after a position."""
         if self._standard_input is not None:
             return self._standard_input
         path = Path(self.path).expanduser()
-        return TaskFolder(path, position or "") if path.is_dir() else TaskLines(path, position)
+        return (follow_folder if path.is_dir() else follow_lines)(path, position)
 
     def so_far(self) -> Iterator[Task] | None:
         """Return the tasks that have arrived, from the first one on; None for standard input, which is gone."""
-        if self._standard_input is not None:
-            return None
-        iterator = iter(self)
-        return (iterator.to_task(found) for found in iter(iterator.arrivals.take, None))
+        return None if self._standard_input is not None else iter(self).so_far()
 
     def first(self) -> Task:
         """Return the first task, waiting for it if necessary; it stays the first one."""
         arrivals = self.arrivals()
-        if (found := arrivals.take()) is None:
+        found = next(arrivals, None)
+        if not isinstance(found, Arrival):
             print(f"obbo: waiting for the first task in {self.path}", file=sys.stderr, flush=True)
             found = self.wait(arrivals)
         if found is None:
             raise ValueError(f"data.path must have a task, and none has arrived in {self.path}")
         if self._standard_input is not None:
-            self._standard_input.put_back(found)
+            self._standard_input = chain([found], arrivals)
         return iter(self).to_task(found)
 
     def wait(self, arrivals: Arrivals) -> Arrival | None:
         """Return the next task as soon as it has arrived; None if the stream has ended."""
-        began = time.monotonic()
-        while (found := arrivals.take()) is None:
-            if arrivals.ended:
+        began = monotonic()
+        for found in arrivals:
+            if isinstance(found, Arrival):
+                return found
+            if self.timeout is not None and monotonic() - began >= self.timeout:
+                if found is not None:
+                    raise DamagedTaskError(found)
                 return None
-            if self.timeout is not None and time.monotonic() - began >= self.timeout:
-                if arrivals.fault is not None:
-                    raise DamagedTaskError(arrivals.fault)
-                return None
-            arrivals.wait(POLL)
-        return found
+            sleep(POLL)
+        return None
 
 
 class ArrivingTaskIterator(Iterator[Task]):
     """Iterator over `ArrivingTasks`, each validated; ``state_dict`` holds its position."""
 
-    def __init__(self, tasks: ArrivingTasks, arrivals: Arrivals) -> None:
-        self.tasks, self.arrivals = tasks, arrivals
+    def __init__(self, tasks: ArrivingTasks) -> None:
+        self.tasks, self.arrivals = tasks, tasks.arrivals()
+        self._position: Any = None  # after the last task
         self._count = 0
-        self._form: dict[str, list[Any]] = {}  # dtype and shape of each tensor of the first task
+        self._form: dict[str, str] = {}  # dtype and shape of each tensor of the first task
 
     def __next__(self) -> Task:
         found = self.tasks.wait(self.arrivals)
@@ -293,41 +204,47 @@ class ArrivingTaskIterator(Iterator[Task]):
             raise StopIteration
         return self.to_task(found)
 
+    def so_far(self) -> Iterator[Task]:
+        """Yield the tasks that are there now."""
+        for found in self.arrivals:
+            if not isinstance(found, Arrival):
+                return
+            yield self.to_task(found)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the form of tasks, in plain values."""
-        return {
-            "path": self.tasks.path,
-            "position": self.arrivals.position,
-            "count": self._count,
-            "form": dict(self._form),
-        }
+        return {"path": self.tasks.path, "position": self._position, "count": self._count, "form": dict(self._form)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position; with another path, after as many tasks."""
-        self._count, self._form = state["count"], dict(state["form"])
+        self._position, self._count, self._form = state["position"], state["count"], dict(state["form"])
         if state["path"] == self.tasks.path:
-            self.arrivals = self.tasks.arrivals(state["position"])
+            self.arrivals = self.tasks.arrivals(self._position)
             return
         self.arrivals = self.tasks.arrivals()
         for _ in range(0 if self.tasks.path == "-" else self._count):
-            if self.arrivals.take() is None:
+            found = next(self.arrivals, None)
+            if not isinstance(found, Arrival):
                 raise ValueError(
                     f"data.path must have the {self._count} tasks of the finished rounds, and {self.tasks.path} has not"
                 )
+            self._position = found.position
 
     def to_task(self, arrival: Arrival) -> Task:
         """Return the tensors of a task; refuse one that differs in form from the first one."""
-        where, arrays = arrival
         try:
-            task = _to_tensors(arrays, self.tasks.few_shot, self.tasks.dtype)
+            task = _to_tensors(arrival.arrays, self.tasks.few_shot, self.tasks.dtype)
             if self.tasks.few_shot:
                 _require_few_shot(task)
-            form = {name: [str(values.dtype), list(values.shape)] for name, values in task.items()}
+            form = {name: _form_of(values) for name, values in task.items()}
             self._form = self._form or form
-            _require_form(form, self._form)
+            for name in self._form | form:
+                wanted, got = (known.get(name, "missing") for known in (self._form, form))
+                if wanted != got:
+                    raise DamagedTaskError(f"{name!r} must be {wanted} as in the first task, got {got}")
         except DamagedTaskError as damage:
-            raise DamagedTaskError(f"{where}: {damage}") from None
-        self._count += 1
+            raise DamagedTaskError(f"{arrival.where}: {damage}") from None
+        self._position, self._count = arrival.position, self._count + 1
         return task
 
 
@@ -338,8 +255,8 @@ class FollowStream(Stream):
     input, or when no task has arrived for ``timeout`` seconds; `resume` continues it.
 
     Args:
-        path: a folder with one file per task (npz, parquet, json; in the order of their names), a file of JSON lines
-            with one task per line, or ``-``, JSON lines from standard input.
+        path: a folder with one file per task (npz, json; in the order of their names), a file of JSON lines with one
+            task per line, or ``-``, JSON lines from standard input.
         timeout: seconds to wait for the next task; None waits forever.
     """
 
@@ -347,7 +264,8 @@ class FollowStream(Stream):
     train: ArrivingTasks
 
     def __init__(self, path: str, timeout: float | None = None) -> None:
-        if path != "-" and not _can_be_followed(Path(path).expanduser()):
+        file = Path(path).expanduser()
+        if path != "-" and not file.is_dir() and (not file.is_file() or file.suffix.lower() == ".npz"):
             raise ValueError(f"data.path must be a folder, a file of JSON lines, or -, and exist, got {path!r}")
         if timeout is not None:
             positive("data.timeout", timeout)
@@ -375,8 +293,8 @@ class FollowStream(Stream):
         return outer
 
 
-def _can_be_followed(path: Path) -> bool:
-    return path.is_dir() or (path.is_file() and path.suffix.lower() not in (".npz", ".parquet"))
+def _form_of(values: Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
 
 
 def _to_tensors(arrays: Arrays, few_shot: bool, dtype: torch.dtype) -> Task:
@@ -384,37 +302,23 @@ def _to_tensors(arrays: Arrays, few_shot: bool, dtype: torch.dtype) -> Task:
         raise DamagedTaskError("must hold arrays, and has none")
     task = {}
     for name, array in arrays.items():
-        if array.dtype.kind not in "biuf":
-            raise DamagedTaskError(f"{name!r} must be numbers, got {array.dtype}")
-        if not np.isfinite(array).all():
-            raise DamagedTaskError(f"{name!r} must be finite, and has NaN or infinity")
+        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+            raise DamagedTaskError(f"{name!r} must be finite numbers, got {array.dtype} values that are not")
         floating = array.dtype.kind == "f" or (few_shot and name in FEW_SHOT)
         kind = dtype if floating else torch.bool if array.dtype.kind == "b" else torch.int64
         task[name] = torch.from_numpy(array.astype(np.float64 if floating else array.dtype)).to(kind)
     return task
 
 
-def _require_form(form: dict[str, list[Any]], first: dict[str, list[Any]]) -> None:
-    if form.keys() != first.keys():
-        raise DamagedTaskError(f"must have the arrays {', '.join(first)} of the first task, got {', '.join(form)}")
-    for name in form:
-        if form[name] != first[name]:
-            wanted, got = (f"{kind.removeprefix('torch.')} {shape}" for kind, shape in (first[name], form[name]))
-            raise DamagedTaskError(f"{name!r} must be {wanted} as in the first task, got {got}")
-
-
 def _require_few_shot(task: Task) -> None:
-    missing = [name for pair in FEW_SHOT.items() for name in pair if name not in task]
-    if missing:
-        raise DamagedTaskError(
-            f"must have support, support_labels, query and query_labels, and has no {', '.join(missing)}"
-        )
     for name, labels in FEW_SHOT.items():
-        examples, classes = task[name], task[labels]
-        if classes.dtype != torch.int64 or classes.shape != examples.shape[:1] or not len(classes):
+        if name not in task or labels not in task:
+            raise DamagedTaskError(f"must have support, support_labels, query and query_labels, got {', '.join(task)}")
+        count = task[name].shape[:1]
+        if task[labels].dtype != torch.int64 or task[labels].shape != count or not count.numel():
             raise DamagedTaskError(
-                f"{labels!r} must be one integer for each of the {name} examples {list(examples.shape)}, "
-                f"got {str(classes.dtype).removeprefix('torch.')} {list(classes.shape)}"
+                f"{labels!r} must be one integer for each of the {name} examples {list(task[name].shape)}, "
+                f"got {_form_of(task[labels])}"
             )
     known = task["support_labels"].unique()
     if not torch.equal(known, torch.arange(len(known))) or not torch.isin(task["query_labels"], known).all():

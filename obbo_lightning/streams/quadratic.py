@@ -1,7 +1,7 @@
-"""Quadratic tasks whose drift decays, with their variation in closed form."""
+"""Quadratic tasks whose drift decays."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +14,11 @@ from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.streams.stream import Stream, Tasks, TaskSequence
 
 
-class Variation(NamedTuple):
-    """Variation of a stream over T rounds, one number per lane               (eq. inner_level_variation)."""
-
-    h1: Tensor
-    h2: Tensor
-    v1: Tensor
-
-
 class QuadraticTasks(TaskSequence):
     """Task t of a `Quadratic` problem: b_t = b + drift t^{−1/2} ξ_t, c_t = c + drift t^{−1/2} ξ'_t, ξ unit vectors.
 
-    So H_{2,T} = O(log T) and V_{1,T} = O(√T): sublinear, as the theorems require. ℓ_{g,1} = 1 and μ_g = 1/κ_g.
+    So the stream's variation over the ball X = `domain` is sublinear, as the theorems require: H_{2,T} = O(log T) and
+    V_{1,T} = O(√T). ℓ_{g,1} = 1 and μ_g = 1/κ_g.
 
     Args:
         condition_number: κ_g, one for all lanes or one per lane.
@@ -74,7 +67,11 @@ class QuadraticTasks(TaskSequence):
                 f"condition_number must be at least 1, one for all or one for each of {lanes} lanes, "
                 f"got {condition_number!r}"
             )
-        matrices = [self._inner_matrix(lane, number) for lane, number in enumerate(numbers)]
+        matrices = []
+        for lane, number in enumerate(numbers):
+            basis = self._orthogonal("A", lane)
+            eigenvalues = torch.logspace(0, -1, inner_dim, base=number, dtype=torch.float64)
+            matrices.append((basis * eigenvalues) @ basis.mT)
         couplings = [self._orthogonal("B", lane)[:, :outer_dim] for lane in range(lanes)]
         self.problem = Quadratic(torch.stack(matrices).to(dtype), torch.stack(couplings).to(dtype), noise=noise)
 
@@ -92,47 +89,16 @@ class QuadraticTasks(TaskSequence):
         """Return λ_1 = 0."""
         return torch.zeros(self.lanes, self.outer_dim, dtype=self.dtype)
 
-    def variation(self, rounds: int | None = None) -> Variation:
-        """Return H_{1,T}, H_{2,T} and V_{1,T} of the first T rounds, over the ball X.
-
-        β̂_t − β̂_{t−1} = A⁻¹(b_t − b_{t−1}) does not depend on λ. With e_t = A⁻¹b_t − c_t the difference of F_{t+1} and
-        F_t is affine in λ, ⟨Sᵀ(e_{t+1} − e_t), λ⟩ + (‖e_{t+1}‖² − ‖e_t‖²)/2, and its largest absolute value on a ball
-        of radius r is |constant| + r ‖slope‖.
-        """
-        total = self.length if rounds is None else at_least("rounds", rounds, 1)
-        problem = self.problem
-        h1 = h2 = v1 = torch.zeros(self.lanes, dtype=self.dtype)
-        shift, gap = self._shift(0)
-        for t in range(1, total + 1):
-            next_shift, next_gap = self._shift(t)
-            slope = torch.einsum("lij,li->lj", problem.response, next_gap - gap)
-            constant = 0.5 * (next_gap.square().sum(-1) - gap.square().sum(-1))
-            v1 = v1 + constant.abs() + self.domain.radius * slope.norm(dim=-1)
-            if t < total:  # H compares each of the rounds 2..T with the round before
-                distance = (next_shift - shift).norm(dim=-1)
-                h1, h2 = h1 + distance, h2 + distance.square()
-            shift, gap = next_shift, next_gap
-        return Variation(h1, h2, v1)
-
-    def _shift(self, t: int) -> tuple[Tensor, Tensor]:
-        task = self.task(t)
-        shift = torch.linalg.solve(self.problem.inner_matrix, task["b"])
-        return shift, shift - task["c"]
-
-    def _inner_matrix(self, lane: int, condition_number: float) -> Tensor:
-        basis = self._orthogonal("A", lane)
-        eigenvalues = torch.logspace(0, -1, self.inner_dim, base=condition_number, dtype=torch.float64)
-        return (basis * eigenvalues) @ basis.mT
-
     def _orthogonal(self, name: str, lane: int) -> Tensor:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, name, lane))
-        square = torch.randn(self.inner_dim, self.inner_dim, generator=generator, dtype=torch.float64)
-        return torch.linalg.qr(square).Q
+        return torch.linalg.qr(self._normal((self.inner_dim, self.inner_dim), name, lane)).Q
 
     def _unit(self, name: str, lane: int, *round_index: int) -> Tensor:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, name, lane, *round_index))
-        vector = torch.randn(self.inner_dim, generator=generator, dtype=torch.float64)
+        vector = self._normal((self.inner_dim,), name, lane, *round_index)
         return vector / vector.norm()
+
+    def _normal(self, shape: tuple[int, ...], *purpose: str | int) -> Tensor:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 class QuadraticStream(Stream):
@@ -144,7 +110,7 @@ class QuadraticStream(Stream):
         inner_dim: p.
         drift: size of the first round's change.
         noise: standard deviation of one observation.
-        radius: of the ball over which H and V are computed.
+        radius: of the ball X, ``train.domain``.
         seed: of the problem and its tasks.
     """
 

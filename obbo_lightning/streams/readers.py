@@ -1,11 +1,10 @@
 """Readers of data files: npz arrays, tables, images, labelled examples; one line names a file that cannot be read."""
 
 import os
-import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import polars as pl
@@ -14,21 +13,8 @@ from PIL import Image
 
 Arrays = dict[str, NDArray[Any]]
 Labels = NDArray[np.generic]
+TEXT = (pl.String, pl.Categorical, pl.Enum)
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-
-
-class Examples(NamedTuple):
-    """Labelled examples of a file.
-
-    Attributes:
-        values: finite numbers ``[n, …]``.
-        labels: ``[n]``; None where the file has none.
-        columns: names of the features of a table; None for an npz file.
-    """
-
-    values: NDArray[np.float64]
-    labels: Labels | None
-    columns: list[str] | None
 
 
 def require_file(key: str, path: Path, what: str, suffixes: Collection[str] = ()) -> None:
@@ -37,54 +23,38 @@ def require_file(key: str, path: Path, what: str, suffixes: Collection[str] = ()
         raise ValueError(f"{key} must be {what} that exists, got {str(path)!r}")
 
 
-def load_npz(file: IO[bytes], names: Collection[str] | None = None) -> tuple[Arrays, list[str]]:
-    """Return those of ``names`` that an npz file has, or all arrays; and the names of all arrays."""
+def read_npz(file: Path | IO[bytes], required: Collection[str] = (), optional: Collection[str] | None = ()) -> Arrays:
+    """Return the required arrays of an npz file, and those optional ones (None: all others) that it has."""
+    where = f"{file} " if isinstance(file, Path) else ""
     try:
-        with np.load(file, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files if names is None or name in names}
-            known = list(content.files)
+        opened = file.open("rb") if isinstance(file, Path) else file
+        with opened as source, np.load(source, allow_pickle=False) as content:
+            there = list(content.files)
+            wanted = there if optional is None else [*required, *optional]
+            arrays = {name: content[name] for name in there if name in wanted}
         for name, value in arrays.items():
             if not isinstance(value, np.ndarray):  # NumPy returns the bytes of an entry that is no array
                 raise ValueError(f"{name} is no array")
     except Exception as error:  # zip, zlib and NumPy each raise their own
-        raise ValueError(f"cannot be read as an npz file: {error}") from None
-    return arrays, known
-
-
-def read_npz(path: Path, names: Collection[str]) -> tuple[Arrays, list[str]]:
-    """Return what `load_npz` does, from a path, which errors name."""
-    try:
-        with path.open("rb") as file:
-            return load_npz(file, names)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read as an npz file: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} {error}") from None
+        raise ValueError(f"{where}cannot be read as an npz file: {error}") from None
+    if not set(required) <= set(arrays):
+        raise ValueError(f"{where}must hold {', '.join(required)}, got {', '.join(there)}")
+    return arrays
 
 
 def read_table(path: Path, is_csv: bool, **csv_options: Any) -> pl.DataFrame:
     """Return a table of a CSV file, read with options of `polars.read_csv`, or of a parquet file."""
     try:
-        return pl.read_csv(path, **csv_options) if is_csv else read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
+        with _silent_stderr():
+            return pl.read_csv(path, **csv_options) if is_csv else pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         kind = "CSV" if is_csv else "parquet"
         raise ValueError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from None
-
-
-def read_parquet(source: Path | IO[bytes]) -> pl.DataFrame:
-    """Return a parquet table; raise a PolarsError or an OSError for any damage."""
-    try:
-        with _silent_stderr():
-            return pl.read_parquet(source)
-    except pl.exceptions.PanicException:  # not an Exception: no other handler would catch it
-        raise pl.exceptions.ComputeError("its pages are damaged") from None
 
 
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
     """Discard what the process writes to stderr: a panic of polars prints a Rust backtrace, bypassing Python."""
-    with suppress(OSError, ValueError):
-        sys.stderr.flush()
     try:
         stderr = os.dup(2)
     except OSError:  # the process has no stderr
@@ -100,65 +70,65 @@ def _silent_stderr() -> Iterator[None]:
         os.close(null)
 
 
-def read_examples(
-    path: Path,
-    label: str,
-    key: str = "data.path",
-    columns: Sequence[str] | None = None,
-    require_labels: bool = False,
-) -> Examples:
-    """Return the examples of an npz file (``examples``, ``labels``), or the rows of a table.
+def require_rows(where: str, good: pl.Series, column: pl.Series, rule: str) -> None:
+    """Refuse a column by its first row that is not good."""
+    if not good.all():
+        row = int(good.arg_min() or 0)
+        got = "nothing" if column[row] is None else repr(column[row])
+        raise ValueError(f"{where}, row {row + 1}: {column.name!r} must {rule}, got {got}")
 
-    Args:
-        path: of an npz, CSV or parquet file.
-        label: column of a table that holds the labels.
-        key: option that named the file.
-        columns: features of a table, in this order; None: all columns but the label.
-        require_labels: refuse a file without labels.
+
+def parse_numbers(column: pl.Series) -> pl.Series:
+    """Return a column of numbers, booleans or text as float64; null where it has no number."""
+    if column.dtype.is_numeric() or column.dtype == pl.Boolean:
+        return column.cast(pl.Float64)
+    if column.dtype not in TEXT:
+        return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
+    return column.cast(pl.String).str.strip_chars().cast(pl.Float64, strict=False)
+
+
+def finite_columns(where: str, table: pl.DataFrame) -> NDArray[np.float64]:
+    """Return columns as finite numbers ``[rows, columns]``."""
+    numbers = [parse_numbers(column) for column in table]
+    for column, parsed in zip(table, numbers, strict=True):
+        require_rows(where, parsed.is_finite().fill_null(False), column, "be a finite number")
+    return pl.DataFrame(numbers).to_numpy()
+
+
+def read_examples(
+    path: Path, label: str, key: str = "data.path", columns: Sequence[str] | None = None, require_labels: bool = False
+) -> tuple[NDArray[np.float64], Labels | None, list[str] | None]:
+    """Return the examples ``[n, …]`` and labels of an npz file or a table, and the names of the table's features.
+
+    ``key`` is the option that named the file; without ``columns`` all columns of a table but ``label`` are features.
     """
     require_file(key, path, "an npz, csv or parquet file", (".npz", ".csv", ".parquet"))
     if path.suffix.lower() == ".npz":
         arrays = _read_labelled_npz(path, "examples", require_labels)
-        return Examples(require_numbers(path, arrays["examples"]), arrays.get("labels"), None)
+        return require_numbers(path, arrays["examples"]), arrays.get("labels"), None
     # A label like 010 is text, and a column of numbers may begin with integers.
     is_csv = path.suffix.lower() == ".csv"
     table = read_table(path, is_csv, schema_overrides={label: pl.String}, infer_schema_length=None)
     if require_labels and label not in table.columns:
-        raise ValueError(f"data.label must be a column of {path}, which are {_listed(table.columns)}, got {label!r}")
-    return _table_examples(path, table, label, columns)
-
-
-def _table_examples(path: Path, table: pl.DataFrame, label: str, columns: Sequence[str] | None) -> Examples:
-    labelled = label in table.columns
-    missing = [name for name in columns or () if name not in table.columns]
+        raise ValueError(f"data.label must be a column of {path}, which are {listed(table.columns)}, got {label!r}")
+    names = [name for name in table.columns if name != label] if columns is None else list(columns)
+    missing = [name for name in names if name not in table.columns]
     if missing:
         raise ValueError(f"{path} must have the column {missing[0]!r}, which the run was trained with, and has not")
-    if columns is not None:
-        table = table.select(*columns, *([label] if labelled else []))
-    features = table.drop(label) if labelled else table
-    if table.is_empty() or not features.columns:
+    if table.is_empty() or not names:
         raise ValueError(f"{path} must have rows, and columns besides {label!r}, got {list(table.shape)}")
-    text = [c for c in features.columns if not (features.schema[c].is_numeric() or features.schema[c] == pl.Boolean)]
-    if text:
-        raise ValueError(f"{path}: columns besides {label!r} must be numbers, got {_listed(text)}")
-    if labelled and not (
-        table.schema[label].is_integer() or table.schema[label] in (pl.String, pl.Categorical, pl.Enum)
-    ):
+    values = finite_columns(str(path), table.select(names))
+    if label not in table.columns:
+        return values, None, names
+    if not (table.schema[label].is_integer() or table.schema[label] in TEXT):
         raise ValueError(f"{path}: {label!r} must be integers or text, got {table.schema[label]}")
-    for column in table.columns:
-        if table[column].null_count():
-            row = int(table[column].is_null().arg_true()[0]) + 1
-            raise ValueError(f"{path}, row {row}: {column!r} must have a value, got none")
-    labels = table[label].cast(pl.String).to_numpy().astype(str) if labelled else None
-    return Examples(require_numbers(path, features.cast(pl.Float64).to_numpy()), labels, features.columns)
+    require_rows(str(path), table[label].is_not_null(), table[label], "have a value")
+    return values, table[label].cast(pl.String).to_numpy().astype(str), names
 
 
 def _read_labelled_npz(path: Path, kind: str, require_labels: bool) -> Arrays:
     """Return ``images`` or ``examples`` of an npz file, and its ``labels``."""
-    arrays, _ = read_npz(path, (kind, "labels"))
-    for name in (kind, *(["labels"] if require_labels else [])):
-        if name not in arrays:
-            raise ValueError(f"{path} must hold {kind} and labels, and has no {name}")
+    arrays = read_npz(path, (kind, "labels") if require_labels else (kind,), ("labels",))
     labels, count = arrays.get("labels"), len(np.atleast_1d(arrays[kind]))
     if labels is not None and (labels.shape != (count,) or labels.dtype.kind not in "iuUS"):
         raise ValueError(f"{path}: labels must be integers or text [{count}], got {labels.dtype} {list(labels.shape)}")
@@ -179,14 +149,13 @@ def require_numbers(path: Path, examples: NDArray[Any]) -> NDArray[np.float64]:
 
 def require_images(path: Path, images: NDArray[Any]) -> NDArray[np.uint8]:
     """Return images as bytes ``[n, height, width, channels]``, with 1 or 3 channels."""
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+    found = images[..., None] if images.ndim == 3 else images
+    if images.dtype != np.uint8 or found.ndim != 4 or found.shape[3] not in (1, 3) or not len(images):
         raise ValueError(
-            f"{path}: images must be uint8 [n, height, width] or [n, height, width, 1 or 3], "
+            f"{path}: images must be uint8 [n, height, width] or [n, height, width, 1 or 3], at least one, "
             f"got {images.dtype} {list(images.shape)}"
         )
-    if not len(images):
-        raise ValueError(f"{path}: images must not be empty")
-    return images if images.ndim == 4 else images[..., None]
+    return found
 
 
 def read_images(path: Path, require_labels: bool = False) -> tuple[NDArray[np.uint8], Labels | None]:
@@ -259,5 +228,6 @@ def resize_square(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box)).reshape(size, size, channels)
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first names of a list for a message."""
     return ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")

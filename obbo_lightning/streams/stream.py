@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class Metric(NamedTuple):
-    """Score that a stream is evaluated by.
-
-    Attributes:
-        name: ``loss``, or one of the problem's `scores`.
-        higher_is_better: its direction.
-    """
+    """Score that a stream is evaluated by: ``loss``, or one of the problem's `scores`, and its direction."""
 
     name: str = "loss"
     higher_is_better: bool = False
@@ -87,7 +82,8 @@ class Stream(Configurable, ABC):
         taken = inspect.signature(made).parameters
         if "network" in taken:
             network = settings.get("network") or self.network_type or taken["network"].default
-            settings["network"] = self._with_task_spec(network)
+            is_class = callable(network) and not isinstance(network, nn.Module)
+            settings["network"] = self._with_task_spec(network) if is_class else network
         return made(**{name: value for name, value in self.task_spec().items() if name in taken} | settings)
 
     def start(self, problem: Problem, seed: int) -> Tensor:
@@ -119,13 +115,10 @@ class Stream(Configurable, ABC):
         """
         return {}
 
-    def _with_task_spec(self, network: Any) -> Any:
-        """Return a network, or its class with the arguments that follow from the tasks and were not given."""
-        if isinstance(network, nn.Module) or not callable(network):
-            return network
-        given = network.keywords if isinstance(network, partial) else {}
-        taken = inspect.signature(network).parameters
-        derived = {name: value for name, value in self.task_spec().items() if name in taken and name not in given}
+    def _with_task_spec(self, network: Callable[..., nn.Module]) -> "partial[nn.Module]":
+        """Return a network class with the arguments that follow from the tasks and were not given."""
+        needed = inspect.signature(network).parameters.keys() - getattr(network, "keywords", {}).keys()
+        derived = {name: value for name, value in self.task_spec().items() if name in needed}
         for name, value in derived.items():
             if value is None:
                 called = getattr(getattr(network, "func", network), "__name__", network)

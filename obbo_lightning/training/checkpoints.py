@@ -7,8 +7,8 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from obbo_lightning.runs.checkpoints import CheckpointError, checksum_file, list_checkpoints, read_checkpoint
 from obbo_lightning.runs.directory import replacing, write_atomically
+from obbo_lightning.runs.provenance import CheckpointError, checksum_file, list_checkpoints, read_checkpoint
 from obbo_lightning.streams.fingerprints import sha256_of
 
 KEPT = 2
@@ -58,5 +58,4 @@ def _require_plain(value: Any, where: str) -> None:
         for one in value:
             _require_plain(one, where)
     elif not (value is None or isinstance(value, PLAIN)) or type(value).__module__ == "numpy":
-        found = type(value).__name__
-        raise CheckpointError(f"{where} must hold tensors and plain values, got {found}")
+        raise CheckpointError(f"{where} must hold tensors and plain values, got {type(value).__name__}")

@@ -4,7 +4,8 @@ import contextlib
 import copy
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,18 +19,14 @@ from obbo_lightning.streams.stream import Stream, has_random_access
 
 
 class InOrder(IterableDataset[Any]):
-    """Some items of a sequence, in order for any number of loader processes.
+    """Items that a function makes of some indices, in order for any number of loader processes.
 
-    Iterable, because Lightning would give every rank a part of any other dataset.
-
-    Args:
-        items: random access.
-        indices: of the items, in order.
-        length: what `len` returns; after a resume Lightning continues to count from the finished rounds.
+    Iterable, because Lightning would give every rank a part of any other dataset. Its length may count finished rounds
+    as well: after a resume Lightning continues to count from them.
     """
 
-    def __init__(self, items: Any, indices: range, length: int) -> None:
-        self.items, self.indices, self.length = items, indices, length
+    def __init__(self, make: Callable[[int], Any], indices: range, length: int) -> None:
+        self.make, self.indices, self.length = make, indices, length
 
     def __len__(self) -> int:
         return self.length
@@ -37,34 +34,22 @@ class InOrder(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         own = self.indices if worker is None else self.indices[worker.id :: worker.num_workers]
-        return (self.items[t] for t in own)
+        return (self.make(t) for t in own)
 
 
-class RoundSequence:
-    """Rounds of a sequence of tasks: round t has the tasks tn … tn + n − 1, of which ``slots`` are this process's."""
-
-    def __init__(self, tasks: Sequence[Task], tasks_per_round: int, slots: range) -> None:
-        self.tasks, self.tasks_per_round, self.slots = tasks, tasks_per_round, slots
-
-    def __getitem__(self, t: int) -> list[Task]:
-        return [self.tasks[t * self.tasks_per_round + slot] for slot in self.slots]
+def _tasks_of_round(tasks: Sequence[Task], tasks_per_round: int, slots: range, t: int) -> list[Task]:
+    """Return this process's ``slots`` of the tasks of round t, which are tn … tn + n − 1."""
+    return [tasks[t * tasks_per_round + slot] for slot in slots]
 
 
 _USED: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()  # iterators that gave a task
 
 
 class ArrivingRounds(IterableDataset[list[Task]]):
-    """Rounds of an iterable of tasks, which may be endless.
+    """Rounds of an iterable of tasks, until there are no more tasks where ``rounds`` is None.
 
-    An iterator with ``state_dict`` continues from its state; for any other the tasks of finished rounds are skipped.
-
-    Args:
-        tasks: makes the iterator.
-        rounds: number of rounds; None: until there are no more tasks.
-        tasks_per_round: n.
-        slots: indices of a round's tasks that this process computes.
-        finished: number of rounds before.
-        state: of the iterator after them, where it has one.
+    An iterator with ``state_dict`` continues from its ``state`` after the ``finished`` rounds; for any other their
+    tasks are skipped.
     """
 
     def __init__(
@@ -170,8 +155,8 @@ class StreamDataModule(L.LightningDataModule):
         dataset: IterableDataset[Any]
         if has_random_access(self.train):
             assert self.rounds is not None
-            rounds = RoundSequence(self.train, self.tasks_per_round, slots)
-            dataset = InOrder(rounds, range(finished, self.rounds), self.rounds)
+            make = partial(_tasks_of_round, self.train, self.tasks_per_round, slots)
+            dataset = InOrder(make, range(finished, self.rounds), self.rounds)
         else:
             dataset = self._arriving = ArrivingRounds(
                 self.train, self.rounds, self.tasks_per_round, slots, finished, self._state
@@ -180,37 +165,27 @@ class StreamDataModule(L.LightningDataModule):
         return _Fingerprinting(loader, self, finished) if self._record_fingerprints else loader
 
     def val_dataloader(self) -> DataLoader[Task]:
-        """Return a loader of this rank's validation tasks."""
         return self._evaluation_loader(self.validation)
 
     def test_dataloader(self) -> DataLoader[Task]:
-        """Return a loader of this rank's test tasks."""
         return self._evaluation_loader(self.test)
-
-    def record_fingerprints(self, t: int, tasks: Sequence[Task]) -> None:
-        """Compute the fingerprints of round t (from 0), before Lightning changes device or precision of the tasks."""
-        assert self.stream is not None
-        first = t * self.tasks_per_round
-        self._fingerprints[t + 1] = " ".join(self.stream.fingerprint(first + i, task) for i, task in enumerate(tasks))
 
     def pop_fingerprints(self, rounds: int) -> str | None:
         """Return the fingerprints of the round with this number (from 1), and forget them."""
         return self._fingerprints.pop(rounds, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of an arriving stream after the finished rounds."""
         finished = self.trainer.global_step if self.trainer else 0
         return {"stream": self._state if self._arriving is None else self._arriving.state_after(finished)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self._state = state_dict["stream"]
 
     def _evaluation_loader(self, tasks: Sequence[Task]) -> DataLoader[Task]:
         rank, ranks = self._rank()
         count = len(tasks) if self.evaluation_tasks is None else min(self.evaluation_tasks, len(tasks))
         indices = range(rank, count, ranks)
-        return self._loader(InOrder(tasks, indices, len(indices)))
+        return self._loader(InOrder(tasks.__getitem__, indices, len(indices)))
 
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
@@ -220,15 +195,17 @@ class StreamDataModule(L.LightningDataModule):
 
 
 class _Fingerprinting:
-    """Loader that records the fingerprints of what it serves, in the order of the rounds."""
+    """Loader that computes the fingerprints of what it serves, before Lightning changes device or precision."""
 
-    def __init__(self, loader: DataLoader[Any], data: StreamDataModule, first: int) -> None:
-        self.loader, self.data, self.first = loader, data, first
+    def __init__(self, loader: DataLoader[Any], data: StreamDataModule, finished: int) -> None:
+        self.loader, self.data, self.finished = loader, data, finished
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        for t, tasks in enumerate(self.loader, self.first):
-            self.data.record_fingerprints(t, tasks)
+        assert self.data.stream is not None
+        for t, tasks in enumerate(self.loader, self.finished):
+            numbered = enumerate(tasks, t * self.data.tasks_per_round)
+            self.data._fingerprints[t + 1] = " ".join(self.data.stream.fingerprint(i, task) for i, task in numbered)
             yield tasks

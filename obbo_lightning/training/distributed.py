@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
@@ -49,14 +50,7 @@ def require_strategy(trainer: L.Trainer, problem: Problem, lanes: int, tasks_per
 
 
 class Processes:
-    """What this rank computes of a round, and how all ranks combine what they have.
-
-    Args:
-        trainer: knows the ranks.
-        lanes: of the outer variable.
-        tasks_per_round: n.
-        vmap: see `Shard`.
-    """
+    """What this rank computes of a round, and how all ranks combine what they have."""
 
     def __init__(self, trainer: L.Trainer, lanes: int, tasks_per_round: int, vmap: bool = False) -> None:
         self.rank, self.size = trainer.global_rank, trainer.world_size
@@ -80,9 +74,7 @@ class Processes:
         """Return the largest of all ranks' flags, so that all ranks react to what one of them was told."""
         if self.size == 1:
             return flag
-        flags = torch.zeros(self.size, device=device)
-        flags[self.rank] = flag
-        return int(self.all_reduce(flags).max())
+        return int(self._strategy.reduce(torch.tensor(float(flag), device=device), reduce_op="max"))
 
     def select(self, values: Sequence[Any]) -> list[Any]:
         """Return this rank's part of one value per task of the round."""
@@ -92,45 +84,27 @@ class Processes:
         """Return this rank's part of the tasks of past rounds (`Memory.exchange`)."""
         return [self.select(entries) for entries in rounds]
 
-    def gather_states(self, states: Sequence[InnerState]) -> list[InnerState]:
-        """Return the inner state of every task of the round, in the order of the tasks, with all lanes."""
-        if self.size == 1:
-            return list(states)
-        parts = [[InnerState(**state) for state in part] for part in self._gather([s.state_dict() for s in states])]
-        return [self._join_lanes([part[0] for part in parts])] if self._divides_lanes else list(chain(*parts))
-
     def gather_entries(self, rounds: list[list[TaskEntry]]) -> list[list[TaskEntry]]:
-        """Return the tasks of past rounds over all ranks (`Memory.exchange`)."""
+        """Return the tasks of past rounds over all ranks, in their order and with all lanes (`Memory.exchange`)."""
         if self.size == 1:
             return rounds
-        plain = [[(entry.task, entry.state.state_dict()) for entry in entries] for entries in rounds]
-        gathered: list[list[TaskEntry]] = []
-        for parts in zip(*self._gather(plain), strict=True):  # one round, as each rank has it
-            entries = [[TaskEntry(task, InnerState(**state)) for task, state in part] for part in parts]
-            if self._divides_lanes:
-                gathered.append([TaskEntry(entries[0][0].task, self._join_lanes([part[0].state for part in entries]))])
-            else:
-                gathered.append(list(chain(*entries)))
-        return gathered
-
-    def _join_lanes(self, states: list[InnerState]) -> InnerState:
-        """Return a state with every lane from the rank that computed it."""
-        return InnerState.join(
-            [state.lanes(lanes_of_rank(rank, self.size, self._lanes)) for rank, state in enumerate(states)]
-        )
-
-    def _gather(self, value: Any) -> list[Any]:
+        cpu = torch.device("cpu")
+        own = [[TaskEntry(move_data_to_device(task, cpu), state.to(cpu)) for task, state in part] for part in rounds]
         gathered: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(gathered, _to_cpu(value))
-        return gathered
+        torch.distributed.all_gather_object(gathered, own)
+        found: list[list[TaskEntry]] = []
+        for parts in zip(*gathered, strict=True):  # one round, as each rank has it
+            if self._divides_lanes:
+                states = [part[0].state.lanes(lanes_of_rank(i, self.size, self._lanes)) for i, part in enumerate(parts)]
+                found.append([TaskEntry(parts[0][0].task, InnerState.join(states))])
+            else:
+                found.append(list(chain(*parts)))
+        return found
 
-
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {k: _to_cpu(v) for k, v in value.items()}
-    return type(value)(_to_cpu(v) for v in value) if isinstance(value, (list, tuple)) else value
+    def gather_states(self, states: Sequence[InnerState]) -> list[InnerState]:
+        """Return the inner state of every task of the round, in the order of the tasks, with all lanes."""
+        (entries,) = self.gather_entries([[TaskEntry({}, state) for state in states]])
+        return [entry.state for entry in entries]
 
 
 def lost_rank(error: BaseException) -> bool:

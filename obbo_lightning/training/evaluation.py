@@ -1,7 +1,7 @@
 """Evaluation of λ on tasks that it does not learn from."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -19,18 +19,10 @@ from obbo_lightning.core.statistics import mean_and_error
 def evaluate(
     problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, start: InnerState, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Return loss and scores of one task ``[lanes]``; pure.
+    """Return loss and scores of one task ``[lanes]``, adapted to from λ; pure.
 
     λ is evaluated, not the inner solver: where the problem has β̂(λ), that is used; a solver that samples solves the
-    whole task.
-
-    Args:
-        problem: brings f and g.
-        algorithm: brings the inner solver.
-        outer: λ.
-        task: to adapt to, and to be evaluated on.
-        start: inner state that warm-started solvers start from.
-        seed: of the noise of an inner solver, where it has some.
+    whole task. Warm-started solvers start from ``start``; ``seed`` is that of an inner solver's noise.
     """
     with torch.inference_mode(False):  # Lightning's loops use inference mode, which has no gradients to adapt by
         task = {name: values.clone() if values.is_inference() else values for name, values in task.items()}
@@ -44,28 +36,6 @@ def evaluate(
         return {**scores, **problem.evaluation_scores(outer, inner, task)}
 
 
-class Scores(list[float]):
-    """The metric of each evaluated task (and lane).
-
-    Attributes:
-        others: other scores of the same tasks, by name.
-    """
-
-    def __init__(self, values: Iterable[float] = (), others: Mapping[str, list[float]] | None = None) -> None:
-        super().__init__(values)
-        self.others = dict(others or {})
-
-    def center(self, tasks: int) -> tuple[float | None, float | None]:
-        """Return mean and standard error over tasks, or the median where there are several lanes.
-
-        >>> Scores([1.0, 2.0, 6.0]).center(tasks=3), Scores([1.0, 2.0, 6.0, 1.0, 9.0, 3.0]).center(tasks=3)
-        ((3.0, 1.5275252316519468), (2.5, None))
-        """
-        if not self:
-            return None, None
-        return (statistics.median(self), None) if len(self) > tasks else mean_and_error(self)
-
-
 def evaluate_tasks(
     trainer: L.Trainer,
     module: Any,
@@ -73,16 +43,10 @@ def evaluate_tasks(
     tasks: Sequence[Task],
     outer: Tensor | None = None,
     start: InnerState | None = None,
-) -> Scores:
-    """Evaluate λ on tasks, divided among the ranks; every rank gets all scores.
+) -> dict[str, list[float]]:
+    """Return metric and `Problem.evaluation_scores` of every task and lane; every rank evaluates some of the tasks.
 
-    Args:
-        trainer: knows device and precision of the tasks.
-        module: an `OnlineBilevelModule` in training.
-        metric: name of the score; further ones are those of `Problem.evaluation_scores`.
-        tasks: all of them.
-        outer: λ; the module's where this is None.
-        start: inner state that warm-started solvers start from; the module's where this is None.
+    λ and the inner state that warm-started solvers start from are those of the module unless they are given.
     """
     names = [metric, *module.problem.evaluation_score_names]
     processes = module.processes
@@ -95,16 +59,15 @@ def evaluate_tasks(
         result = evaluate(module.problem, module.algorithm, outer, task, start, module.seed)
         for k, name in enumerate(names):
             scores[k, i] = result[name]
-    values, *others = processes.shard.sum([scores])[0].flatten(1).tolist()
-    return Scores(values, dict(zip(names[1:], others, strict=True)))
+    return dict(zip(names, processes.shard.sum([scores])[0].flatten(1).tolist(), strict=True))
 
 
-def gather_scores(scores: Sequence[dict[str, Tensor]], ranks: int) -> list[dict[str, float]]:
-    """Return the scores of every task of all ranks, in the order of the tasks, as means over lanes."""
-    own = [{name: float(values.mean()) for name, values in one.items()} for one in scores]
-    if ranks == 1:
-        return own
-    gathered: list[list[dict[str, float]]] = [[] for _ in range(ranks)]
-    torch.distributed.all_gather_object(gathered, own)
-    # Rank r evaluates the tasks i with i mod ranks = r.
-    return [part[i] for i in range(max(map(len, gathered))) for part in gathered if i < len(part)]
+def center(scores: Sequence[float], tasks: int) -> tuple[float | None, float | None]:
+    """Return mean and standard error of the scores of tasks, or the median where there are several lanes.
+
+    >>> center([1.0, 2.0, 6.0], tasks=3), center([1.0, 2.0, 6.0, 1.0, 9.0, 3.0], tasks=3)
+    ((3.0, 1.5275252316519468), (2.5, None))
+    """
+    if not scores:
+        return None, None
+    return (statistics.median(scores), None) if len(scores) > tasks else mean_and_error(scores)

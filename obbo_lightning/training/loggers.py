@@ -2,11 +2,8 @@
 
 import netrc
 import os
-import socket
 import uuid
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
@@ -15,19 +12,15 @@ from obbo_lightning.config.parse import Config
 from obbo_lightning.config.registry import short_name
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 
-PATIENCE = 6  # seconds to wait for W&B
+PATIENCE = 6  # seconds to wait for W&B's server
 
 
 def make_logger(config: Config, run: RunDirectory, console: Console) -> Logger | None:
     """Return the logger that the configuration names; None for metrics.csv only."""
     if config["logger"] == "tensorboard":
         return TensorBoardLogger(save_dir=run.path, name="tensorboard", version="")
-    if config["logger"] == "wandb":
-        return _make_wandb(config, run, console)
-    return None
-
-
-def _make_wandb(config: Config, run: RunDirectory, console: Console) -> WandbLogger:
+    if config["logger"] != "wandb":
+        return None
     import wandb
 
     wanted = config["wandb"]
@@ -41,8 +34,8 @@ def _make_wandb(config: Config, run: RunDirectory, console: Console) -> WandbLog
         "id": _identity(run),
         "resume": "allow",
     }
-    if not has_login() or not can_be_reached():
-        os.environ["WANDB_MODE"] = "offline"  # otherwise W&B would ask, wait or give up
+    if not has_login():
+        os.environ["WANDB_MODE"] = "offline"  # otherwise W&B would ask
     # Do not wait for a network, but for W&B's own process, which starts slowly on a busy machine.
     patience: dict[str, Any] = {"init_timeout": PATIENCE} if os.environ.get("WANDB_MODE", "online") == "online" else {}
     try:
@@ -70,22 +63,6 @@ def has_login() -> bool:
     return any("wandb" in host for host in hosts)
 
 
-def can_be_reached() -> bool:
-    """Return whether W&B's server, or the proxy before it, accepts connections; W&B itself would wait longer."""
-    if os.environ.get("WANDB_MODE", "online") != "online":
-        return True  # no server is needed
-    server = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
-    proxy = getproxies().get(server.scheme)
-    if proxy and not proxy_bypass(server.hostname or ""):
-        server = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    try:
-        port = server.port or (80 if server.scheme == "http" else 443)
-        socket.create_connection((server.hostname or "", port), timeout=PATIENCE / 2).close()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def _identity(run: RunDirectory) -> str:
     """Return the id of the W&B run, stored in the run directory for a resume; a sweep's agent chooses its own."""
     file = run.path / "wandb-id"
@@ -101,12 +78,12 @@ def finish_logger(logger: Logger | None, run: RunDirectory, console: Console) ->
         return
     import wandb
 
-    experiment = logger.experiment
+    experiment, figures = logger.experiment, sorted(run.figures.glob("*.png"))
     artifact = wandb.Artifact(f"run-{experiment.id}", type="run")
-    for path in (run.config, run.metrics, run.summary, *sorted(run.figures.glob("*.png"))):
+    for path in (run.config, run.metrics, run.summary, *figures):
         artifact.add_file(str(path))
     experiment.log_artifact(artifact)
-    experiment.log({path.stem: wandb.Image(str(path)) for path in sorted(run.figures.glob("*.png"))})
+    experiment.log({path.stem: wandb.Image(str(path)) for path in figures})
     directory, offline = experiment.dir, experiment.settings._offline
     experiment.finish()
     if offline:

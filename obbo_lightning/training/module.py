@@ -1,8 +1,9 @@
-"""The LightningModule: one training step is one round."""
+"""The LightningModule, whose training step is one round, and the callback that owns its outer step."""
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 import lightning as L
 import torch
@@ -14,19 +15,16 @@ from obbo_lightning.config.registry import untrusted_source
 from obbo_lightning.config.serialization import from_config, to_config
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.memory import InnerState
+from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.round import run_round
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.core.validation import at_least, instance_of, one_of
-from obbo_lightning.runs.checkpoints import read_checkpoint
+from obbo_lightning.runs.provenance import read_checkpoint
 from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.distributed import Processes
-from obbo_lightning.training.evaluation import evaluate, gather_scores
-from obbo_lightning.training.outer_step import BregmanOuterStep
-
-if TYPE_CHECKING:
-    import polars as pl
+from obbo_lightning.training.evaluation import evaluate
 
 # Warnings of Lightning about what is taken care of here.
 IGNORED_WARNINGS = (
@@ -37,6 +35,57 @@ IGNORED_WARNINGS = (
     ".*across ranks is zero.*",  # a stream need not have validation tasks
     ".*treespec, LeafSpec.*",  # between Lightning and torch
 )
+
+
+class BregmanOuterStep(L.Callback):
+    """Owner of one `OuterStep`: window memory, non-finite policy, clipping, optimizer step, regret.
+
+    `OnlineBilevelModule` always brings it. Its ``training_step`` applies ``step``, because Lightning counts an
+    optimizer's steps only there.
+
+    Attributes:
+        step: built when training starts, around Lightning's optimizer.
+
+    Args:
+        regret_window: w_R.
+        on_nonfinite: ``raise`` or ``skip``.
+    """
+
+    def __init__(self, regret_window: int = 10, on_nonfinite: str = "raise") -> None:
+        self.regret_window = at_least("regret_window", regret_window, 1)
+        self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
+        self.step: OuterStep | None = None
+        self._loaded: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Build the step, and continue from a checkpoint if there was one."""
+        optimizer = pl_module.optimizers()
+        if isinstance(optimizer, list):
+            raise TypeError(f"there is one outer variable and one optimizer, got {len(optimizer)}")
+        self.step = OuterStep(
+            pl_module.outer,
+            pl_module.algorithm,
+            self.regret_window,
+            self.on_nonfinite,
+            optimizer=optimizer.optimizer,
+            apply=optimizer.step,
+            groups=pl_module.problem.groups,
+        )
+        if self._loaded is not None:
+            # Lightning has restored the optimizer itself.
+            state = {**self._loaded, "optimizer": self.step.optimizer.state_dict()}
+            self.step.load_state_dict(state, pl_module.processes.select_entries)
+            self._loaded = None
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Save memory and regret of all ranks; Lightning saves the optimizer and the outer variable."""
+        if self.step is not None:
+            state = self.step.state_dict(pl_module.processes.gather_entries)
+            checkpoint["outer_step"] = {name: state[name] for name in ("memory", "regret")}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Remember the state until training starts: there is no optimizer yet."""
+        self._loaded = checkpoint.get("outer_step")
 
 
 class OnlineBilevelModule(L.LightningModule):
@@ -97,13 +146,9 @@ class OnlineBilevelModule(L.LightningModule):
     def from_data(
         cls, data: StreamDataModule, algorithm: Algorithm, seed: int = 0, **options: Any
     ) -> "OnlineBilevelModule":
-        """Return a module for the problem that a stream poses, from the stream's λ_1.
+        """Return a module for the problem that the data's stream poses, from the stream's λ_1.
 
-        Args:
-            data: the stream's data module.
-            algorithm: what to compute in a round.
-            seed: of λ_1 and of all randomness within rounds.
-            options: further arguments of the constructor.
+        ``seed`` is that of λ_1 as well; ``options`` are further arguments of the constructor.
         """
         if data.stream is None:
             raise ValueError("data must serve a Stream, which knows its problem, got tasks only")
@@ -119,7 +164,6 @@ class OnlineBilevelModule(L.LightningModule):
         return [] if self.outer_step in attached else [self.outer_step]
 
     def configure_optimizers(self) -> Optimizer:
-        """Return the algorithm's optimizer of λ."""
         return self.algorithm.optimizer(self.outer, self.problem.groups)
 
     def on_fit_start(self) -> None:
@@ -127,32 +171,19 @@ class OnlineBilevelModule(L.LightningModule):
         vmap = self.device.type == "cuda" if self.several_tasks == "auto" else self.several_tasks == "vmap"
         self.processes = Processes(self.trainer, len(self.outer), self.tasks_per_round, vmap)
         self.states = [state.to(self.device) for state in self.processes.select(self.states)]
-        self._require_one_epoch()
-
-    def _require_one_epoch(self) -> None:
-        """Set one epoch, because a stream is run once; warn where another number was asked for."""
         epochs = self.trainer.fit_loop.max_epochs
         if epochs not in (None, -1, 1, 1000):  # 1000 is Lightning's default
             warnings.warn(f"max_epochs is {epochs}, but a stream is run once: there is one epoch", stacklevel=2)
         self.trainer.fit_loop.max_epochs = 1
-        data = getattr(self.trainer, "datamodule", None)
-        served = getattr(data, "tasks_per_round", self.tasks_per_round)
-        if served != self.tasks_per_round:
-            raise ValueError(
-                f"tasks_per_round must be the same for the module and its data, got {self.tasks_per_round} and {served}"
-            )
-        total = getattr(data, "rounds", None)
-        if total is not None and self._loaded_round >= total:
-            warnings.warn(
-                f"no rounds are left: the checkpoint is of round {self._loaded_round} of {total}", stacklevel=2
-            )
+        data, own, done = getattr(self.trainer, "datamodule", None), self.tasks_per_round, self._loaded_round
+        served, total = getattr(data, "tasks_per_round", own), getattr(data, "rounds", None)
+        if served != own:
+            raise ValueError(f"tasks_per_round must be the same for the module and its data, got {own} and {served}")
+        if total is not None and done >= total:
+            warnings.warn(f"no rounds are left: the checkpoint is of round {done} of {total}", stacklevel=2)
 
     def training_step(self, tasks: list[Task], batch_idx: int) -> dict[str, Any]:
-        """Run round t.
-
-        Returns the `Round`, its metrics, which callbacks may extend before they are logged, and whether this round is
-        logged (``log``).
-        """
+        """Run round t; returns the `Round`, its metrics, which callbacks may extend, and whether they are logged."""
         step = self.outer_step.step
         if step is None:
             raise RuntimeError("training_step needs the BregmanOuterStep callback: run it through a Trainer")
@@ -160,7 +191,9 @@ class OnlineBilevelModule(L.LightningModule):
         finished = run_round(self.problem, self.algorithm, step, tasks, self.states, key, self.processes.shard)
         self.states = finished.states
         metrics = {"round": self.trainer.global_step, **finished.metrics()}
-        self._set_callback_metrics(metrics)
+        known = {name: value for name, value in metrics.items() if value is not None}
+        tensors = torch.tensor(list(known.values()), dtype=torch.float64).unbind()
+        self.trainer.callback_metrics.update(zip(known, tensors, strict=True))
         every = getattr(self.trainer, "log_every_n_steps", 1)  # Lightning sets it, without a type
         return {"round": finished, "metrics": metrics, "log": self.trainer.global_step % max(1, every) == 0}
 
@@ -174,55 +207,43 @@ class OnlineBilevelModule(L.LightningModule):
             for logger in self.trainer.loggers:
                 logger.log_metrics(known, step=self.trainer.global_step)
 
-    def _set_callback_metrics(self, metrics: dict[str, Any]) -> None:
-        known = {name: value for name, value in metrics.items() if value is not None}
-        tensors = torch.tensor(list(known.values()), dtype=torch.float64).unbind()
-        self.trainer.callback_metrics.update(zip(known, tensors, strict=True))
-
     def evaluation_start(self) -> InnerState:
         """Return the inner state that evaluations start from: that of the first task, in all lanes, on every rank."""
-        if not self.algorithm.inner.warm_starts:
-            return InnerState()
-        states = self.processes.gather_states(self.states) if hasattr(self, "processes") else self.states
-        return states[0].to(self.device)
+        return self._all_states()[0].to(self.device) if self.algorithm.inner.warm_starts else InnerState()
+
+    def _all_states(self) -> list[InnerState]:
+        """Return the inner states of all tasks of a round, over all ranks."""
+        return self.processes.gather_states(self.states) if hasattr(self, "processes") else self.states
 
     def evaluate(self, task: Task, start: InnerState | None = None) -> dict[str, Tensor]:
         """Return loss and scores ``[lanes]`` of a task that λ does not learn from; no state is changed."""
         start = self.evaluation_start() if start is None else start
         return evaluate(self.problem, self.algorithm, self.outer.detach(), task, start, self.seed)
 
-    def validation_step(self, task: Task, batch_idx: int) -> None:
-        """Adapt to one validation task."""
-        self._scores.append(self.evaluate(task, self._evaluation_start))
-
-    def test_step(self, task: Task, batch_idx: int) -> None:
-        """Adapt to one test task."""
-        self._scores.append(self.evaluate(task, self._evaluation_start))
-
     def on_validation_epoch_start(self) -> None:
         """Let warm-started solvers continue from the current inner variable."""
         self._evaluation_start = self.evaluation_start()
 
-    def on_test_epoch_start(self) -> None:
-        """As in a validation."""
-        self._evaluation_start = self.evaluation_start()
+    def validation_step(self, task: Task, batch_idx: int) -> None:
+        self._scores.append(self.evaluate(task, self._evaluation_start))
 
     def on_validation_epoch_end(self) -> None:
-        """Log mean and standard error over the validation tasks."""
-        self._log_scores("validation")
-
-    def on_test_epoch_end(self) -> None:
-        """Log mean and standard error over the test tasks."""
-        self._log_scores("test")
-
-    def _log_scores(self, stage: str) -> None:
-        scores = gather_scores(self._scores, self.trainer.world_size)
+        """Log mean and standard error over the validation or test tasks."""
+        own = [{name: float(values.mean()) for name, values in one.items()} for one in self._scores]
+        ranks: list[Any] = [own] * self.trainer.world_size
+        if len(ranks) > 1:
+            torch.distributed.all_gather_object(ranks, own)
+        scores, stage = list(chain(*ranks)), "test" if self.trainer.testing else "validation"
         for name in scores[0] if scores else ():
             mean, error = mean_and_error([one[name] for one in scores])
             self.log(f"{stage}/{name}", torch.tensor(mean, dtype=torch.float64))
             if error is not None:
                 self.log(f"{stage}/{name}_se", torch.tensor(error, dtype=torch.float64))
         self._scores = []
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
 
     def network(self) -> nn.Module:
         """Return the network with the current λ as an ordinary module, for problems that have one."""
@@ -234,28 +255,8 @@ class OnlineBilevelModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the inner states of all tasks, how everything is constructed, and what predictions need."""
-        states = self.processes.gather_states(self.states) if hasattr(self, "processes") else self.states
-        checkpoint["inner_states"] = [state.state_dict() for state in states]
-        checkpoint["module"] = self._config()
-        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
-        stream = getattr(data, "stream", None)
-        if stream is not None:  # needed to use λ where the data are not available
-            checkpoint["inputs"] = stream.inputs()
-            checkpoint["lanes"] = _plain_columns(stream.lanes)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue from where the checkpoint's round ended."""
-        states = checkpoint["inner_states"]
-        if len(states) != self.tasks_per_round:
-            raise ValueError(f"tasks_per_round must be {len(states)} to continue this run, got {self.tasks_per_round}")
-        # Lightning loads λ before it makes the module double, which would lose half of its digits.
-        self.to(checkpoint["state_dict"]["outer"].dtype)
-        self.states = [InnerState(**state) for state in states]
-        self._loaded_round = checkpoint["global_step"]
-        _continue_epoch(checkpoint["loops"]["fit_loop"])
-
-    def _config(self) -> dict[str, Any]:
-        config: dict[str, Any] = {
+        checkpoint["inner_states"] = [state.state_dict() for state in self._all_states()]
+        checkpoint["module"] = config = {
             "seed": self.seed,
             "regret_window": self.outer_step.regret_window,
             "on_nonfinite": self.outer_step.on_nonfinite,
@@ -267,7 +268,27 @@ class OnlineBilevelModule(L.LightningModule):
                 config[name] = to_config(getattr(self, name))
             except ValueError as reason:
                 config[f"no_{name}"] = str(reason)
-        return config
+        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        stream = getattr(data, "stream", None)
+        if stream is not None:  # needed to use λ where the data are not available
+            lanes = () if stream.lanes is None else stream.lanes
+            plain = {c.name: [v if isinstance(v, (int, float, str)) else str(v) for v in c] for c in lanes}
+            checkpoint |= {"inputs": stream.inputs(), "lanes": plain or None}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue from where the checkpoint's round ended."""
+        states = checkpoint["inner_states"]
+        if len(states) != self.tasks_per_round:
+            raise ValueError(f"tasks_per_round must be {len(states)} to continue this run, got {self.tasks_per_round}")
+        # Lightning loads λ before it makes the module double, which would lose half of its digits.
+        self.to(checkpoint["state_dict"]["outer"].dtype)
+        self.states = [InnerState(**state) for state in states]
+        self._loaded_round = checkpoint["global_step"]
+        # Continue the epoch of a stream that ended early (max_steps, max_time).
+        loop = checkpoint["loops"]["fit_loop"]
+        for scope in ("current", "total"):
+            loop["epoch_progress"][scope] |= {"processed": 0, "completed": 0}
+        loop["epoch_loop.batch_progress"]["is_last_batch"] = False
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -295,17 +316,3 @@ class OnlineBilevelModule(L.LightningModule):
         module = cls(**made, outer=checkpoint["state_dict"]["outer"])
         module.on_load_checkpoint(checkpoint)
         return module
-
-
-def _plain_columns(lanes: "pl.DataFrame | None") -> dict[str, list[Any]] | None:
-    """Return columns of numbers and words; a timestamp is a word."""
-    if lanes is None:
-        return None
-    return {c.name: [v if isinstance(v, (int, float, str)) else str(v) for v in c] for c in lanes}
-
-
-def _continue_epoch(loop: dict[str, Any]) -> None:
-    """Continue the epoch of a stream that ended early (max_steps, max_time)."""
-    for scope in ("current", "total"):
-        loop["epoch_progress"][scope] |= {"processed": 0, "completed": 0}
-    loop["epoch_loop.batch_progress"]["is_last_batch"] = False

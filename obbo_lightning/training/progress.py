@@ -5,28 +5,21 @@ from typing import Any
 
 import lightning as L
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 RECENT = 50  # rounds that the prequential score is averaged over
 
 
 class RoundProgress(L.Callback):
-    """One Rich bar for the run.
-
-    Args:
-        metric: the score to show.
-        console: where to show it.
-    """
+    """One Rich bar for the run."""
 
     def __init__(self, metric: str, console: Console) -> None:
         self.metric, self.console = metric, console
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._metrics: dict[str, Any] = {}  # of the last round
         self._progress: Progress | None = None
-        self._bar = TaskID(0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show the bar at the present round."""
         if not trainer.is_global_zero:
             return
         self._progress = Progress(
@@ -39,13 +32,12 @@ class RoundProgress(L.Callback):
             refresh_per_second=2,  # every refresh takes time from a machine whose cores are all busy
         )
         total = None if trainer.num_training_batches == float("inf") else trainer.num_training_batches
-        self._bar = self._progress.add_task("", total=total, completed=trainer.global_step, text="")
+        self._progress.add_task("", total=total, completed=trainer.global_step, text="")
         self._progress.start()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Update the bar."""
         if self._progress is not None:
             self._metrics = outputs["metrics"]
             self._recent.append(float(self._metrics[self.metric] or 0.0))
@@ -58,7 +50,7 @@ class RoundProgress(L.Callback):
         text = f"{self.metric} {sum(self._recent) / len(self._recent):.4g}"
         text += "" if test is None else f"  test {float(test):.4g}"
         text += f"  regret {self._metrics['regret/euclidean']:.3g}  {speed:.1f}/s"
-        self._progress.update(self._bar, completed=trainer.global_step, text=text)
+        self._progress.update(self._progress.task_ids[0], completed=trainer.global_step, text=text)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Stop the bar, which Lightning does not do after an exception."""

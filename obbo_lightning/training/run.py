@@ -28,22 +28,14 @@ from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.status import RunStatus
-from obbo_lightning.runs.summary import (
-    PlainConsole,
-    print_summary,
-    replace_nonfinite,
-    run_title,
-    summarise,
-    summarise_baselines,
-    summarise_lanes,
-    summarise_validation,
-)
+from obbo_lightning.runs.summary import PlainConsole, print_summary, replace_nonfinite, run_title, summarise
 from obbo_lightning.streams.arriving import DamagedTaskError
 from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.threads import take_threads
 from obbo_lightning.training.checkpoints import ExactCheckpoints
 from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.distributed import is_rank_zero, local_processes, lost_rank, require_strategy
+from obbo_lightning.training.evaluation import center
 from obbo_lightning.training.loggers import finish_logger, make_logger
 from obbo_lightning.training.module import OnlineBilevelModule
 from obbo_lightning.training.progress import RoundProgress
@@ -71,12 +63,12 @@ class RunFailedError(Exception):
 
 
 class Components(NamedTuple):
-    """What a configuration builds; ``validation`` are the tasks of evaluations during the run."""
+    """What a configuration builds."""
 
     module: OnlineBilevelModule
     data: StreamDataModule
     stream: Stream
-    validation: list[Task]
+    validation: list[Task]  # that are evaluated during the run
 
 
 def build(config: Config) -> Components:
@@ -86,25 +78,22 @@ def build(config: Config) -> Components:
     stream = build_stream(config)
     problem = build_problem(config, stream)
     start = stream.start(problem, config["seed"])
-    test, validation = _evaluation_tasks(config, stream)
+    split = config["evaluation"]["split"]  # a split that is not evaluated on is not even looked at
+    test = stream.test if split in ("test", "both") else ()
+    validation = stream.validation if split in ("validation", "both") else ()
+    if split in ("validation", "both") and not len(validation):
+        name = f"{type(stream).__name__}, which has no validation tasks"
+        raise ValueError(f"evaluation.split must be test or none for {name}, got {split!r}")
     tasks = next((t for t in (test, validation, stream.train) if has_random_access(t) and len(t)), None)
     first = None if tasks is None else tasks[0]
     _require_sizes(config, start, first)
-    count = at_least("evaluation.tasks", config["evaluation"]["tasks"], 1)
+    for key, option in (("evaluation", "tasks"), ("evaluation", "every"), ("checkpoint", "every")):
+        at_least(f"{key}.{option}", config[key][option], 1)
+    count = config["evaluation"]["tasks"]
     if len(test) and count > len(test):
         raise ValueError(f"evaluation.tasks must be at most the {len(test)} test tasks, got {count}")
-    for key in ("evaluation", "checkpoint"):
-        at_least(f"{key}.every", config[key]["every"], 1)
-    module = OnlineBilevelModule(
-        problem,
-        build_algorithm(config),
-        outer=start,
-        seed=config["seed"],
-        regret_window=config["regret_window"],
-        on_nonfinite=config["on_nonfinite"],
-        tasks_per_round=config["tasks_per_round"],
-        several_tasks=config["several_tasks"],
-    )
+    options = ("seed", "regret_window", "on_nonfinite", "tasks_per_round", "several_tasks")
+    module = OnlineBilevelModule(problem, build_algorithm(config), start, **{key: config[key] for key in options})
     if first is not None:
         module.algorithm.inner.require_start(problem, module.outer.detach(), first)
     data = StreamDataModule(
@@ -133,32 +122,19 @@ def keep_freed_memory() -> bool:
     return all([mallopt(M_MMAP_THRESHOLD, 32 << 20), mallopt(M_TOP_PAD, 64 << 20), mallopt(M_TRIM_THRESHOLD, 1 << 30)])
 
 
-def _evaluation_tasks(config: Config, stream: Stream) -> tuple[Sequence[Task], Sequence[Task]]:
-    """Return the test and the validation tasks of a run; a split that is not evaluated on is not even looked at."""
-    split = config["evaluation"]["split"]
-    test = stream.test if split in ("test", "both") else ()
-    validation = stream.validation if split in ("validation", "both") else ()
-    if split in ("validation", "both") and not len(validation):
-        raise ValueError(
-            f"evaluation.split must be test or none for {type(stream).__name__}, which has no validation tasks, "
-            f"got {split!r}"
-        )
-    return test, validation
-
-
 def _require_sizes(config: Config, start: Tensor, first: Task | None) -> None:
     """Refuse windows, tasks and processes that this machine cannot hold, each by its key."""
     task = max(LEAST_TASK, sum(value.nbytes for value in (first or {}).values() if isinstance(value, Tensor)))
-    for key, size in {
-        "tasks_per_round": config["tasks_per_round"],
-        "evaluation.tasks": config["evaluation"]["tasks"],
-    }.items():
-        require_memory(key, at_least(key, size, 1), float(size) * task)
-    algorithm: dict[str, Any] = config["algorithm"]
-    for key, window in {"regret_window": config["regret_window"], "algorithm.window": algorithm.get("window")}.items():
-        if isinstance(window, int) and window > 0:  # the component refuses other values
-            stored = task if algorithm["name"] == "oagd" and key != "regret_window" else 0
-            require_memory(key, window, float(window) * (start.nbytes + stored + 100))
+    entry, algorithm = start.nbytes + 100, config["algorithm"]
+    sizes = {
+        "tasks_per_round": (config["tasks_per_round"], task),
+        "evaluation.tasks": (config["evaluation"]["tasks"], task),
+        "regret_window": (config["regret_window"], entry),
+        "algorithm.window": (algorithm.get("window"), entry + (task if algorithm["name"] == "oagd" else 0)),
+    }
+    for key, (count, each) in sizes.items():
+        if isinstance(count, int) and count > 0:  # other values are refused where they are used
+            require_memory(key, count, float(count) * each)
     if config["workers"] > MOST_WORKERS:
         raise ValueError(f"workers must be at most {MOST_WORKERS}, got {config['workers']}")
 
@@ -166,20 +142,19 @@ def _require_sizes(config: Config, start: Tensor, first: Task | None) -> None:
 def make_trainer(
     config: Config, callbacks: Sequence[L.Callback] = (), root: Path | None = None, evaluating: bool = False
 ) -> L.Trainer:
-    """Return a Trainer without loggers for a run, or for evaluating one.
+    """Return a Trainer without loggers for a run, or for evaluating one: without the user's callbacks, on all tasks.
 
-    Args:
-        config: complete configuration of the run.
-        callbacks: ours, which are called after the user's.
-        root: where callbacks and profilers write unless they are given another place.
-        evaluating: leave the user's callbacks out, and evaluate all tasks.
+    ``callbacks`` are called after the user's; ``root`` is where those and profilers write.
     """
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     given = {k: v for k, v in config["trainer"].items() if v is not None}
-    users = [] if evaluating else [_make_callback(entry) for entry in callback_entries(config["trainer"])]
+    users = []
+    for entry in [] if evaluating else callback_entries(config["trainer"]):
+        options = {key: value for key, value in entry.items() if key != "name"}
+        users.append(find_component("callback", entry["name"], "trainer.callbacks")(**options))
     plugins = given.get("plugins") or []
     # RunWriter evaluates rounds before they are saved; Lightning validates as well only where asked to.
     validation = {"val_check_interval", "limit_val_batches"} & set(given)
@@ -207,13 +182,6 @@ def make_trainer(
     except (MisconfigurationException, ValueError, RuntimeError, TypeError, ImportError) as refusal:
         named = str(refusal).startswith("trainer.")
         raise ConfigError(str(refusal) if named else f"trainer: {refusal}") from None
-
-
-def _make_callback(entry: Config) -> L.Callback:
-    callback: L.Callback = find_component("callback", entry["name"], "trainer.callbacks")(
-        **{key: value for key, value in entry.items() if key != "name"}
-    )
-    return callback
 
 
 def require_trainer(trainer: L.Trainer, config: Config, components: Components) -> None:
@@ -244,14 +212,8 @@ def fit(
 ) -> dict[str, Any]:
     """Run the stream, or what is left of it after ``checkpoint``; writes the run directory and returns the summary.
 
-    Args:
-        config: complete configuration, see `complete_config`.
-        run: where to write.
-        components: what the configuration builds, where that was done already.
-        checkpoint: where to continue from.
-        callbacks: further callbacks of Lightning.
-        quiet: print nothing.
-        status: of the run, where this process owns it already.
+    ``components`` are those of the configuration, where they were built already; ``status`` is that of the run, where
+    this process owns it already.
     """
     module, data, stream, validation = components = components or build(config)
     status = status or RunStatus()
@@ -277,26 +239,21 @@ def fit(
 
 def _conclude(config: Config, writer: RunWriter, module: OnlineBilevelModule) -> tuple[list[Path], dict[str, Any]]:
     """Write closing files, figures and then the summary."""
-    run, stream, metric, rounds = writer.run, writer.stream, writer.metric, writer.metrics.history
+    run, rounds, finished = writer.run, writer.metrics.history, int(writer.last_row["round"])
     writer.write_closing_files(module.outer.detach())
-    initial, final = ({metric: scores, **scores.others} for scores in (writer.initial, writer.latest))
-    summary = summarise(config, stream.metric, rounds, writer.last_row, initial, final)
-    summary |= summarise_validation(metric, writer.last_row, len(writer.validation))
     baselines: dict[str, list[float]] = {}
     if config["evaluation"]["baselines"] and config["tasks_per_round"] == 1:
-        baselines = stream.baselines(module.problem, module.algorithm, summary["rounds"])
+        baselines = writer.stream.baselines(module.problem, module.algorithm, finished)
     if baselines:
-        numbers = range(1, 1 + summary["rounds"])
-        write_atomically(run.baselines, pl.DataFrame({"round": numbers, **baselines}).write_csv())
-    summary |= summarise_baselines(baselines)
-    if stream.lanes is not None:
-        summary |= {"events": len(stream.lanes), "events_skipped": len(stream.skipped)}
-        summary |= summarise_lanes(stream.lanes, metric)
-    before, _ = writer.initial.center(len(writer.data.test))
-    figures = draw_figures(run.figures, rounds, metric, before, run_title(config), baselines)
-    summary |= {"seconds": round(writer.elapsed(), 3)}
+        table = pl.DataFrame({"round": range(1, 1 + finished), **baselines})
+        write_atomically(run.baselines, table.write_csv())
+    before, _ = center(writer.initial[writer.metric], len(writer.data.test))
+    figures = draw_figures(run.figures, rounds, writer.metric, before, run_title(config), baselines)
+    scores = writer.initial, writer.latest
+    summary = summarise(config, writer.stream, rounds, writer.last_row, *scores, len(writer.validation), baselines)
     notes = module.problem.notes()
-    summary = replace_nonfinite(summary | ({"notes": notes} if notes else {}))
+    summary |= {"seconds": round(writer.elapsed(), 3), **({"notes": notes} if notes else {})}
+    summary = replace_nonfinite(summary)
     writer.finish(summary)
     return figures, summary
 
@@ -317,22 +274,16 @@ def fit_to_exit_code(
     hint = f"continue with: python -m obbo_lightning resume {run.path}"
     try:
         fit(config, run, components, checkpoint, status=status)
+        return 0
     except Stopped as stop:
-        if not is_rank_zero():  # another exit code would make Lightning kill rank 0
-            return 0
-        print(f"obbo: {stop}; {hint}", file=sys.stderr)
-        return 128 + stop.signum
+        # Another exit code than 0 would make Lightning kill rank 0.
+        message, code = f"{stop}; {hint}", 128 + stop.signum if is_rank_zero() else 0
     except DamagedTaskError as damage:
-        print(f"obbo: {damage}; when it is fixed, {hint}", file=sys.stderr)
-        return 2
+        message, code = f"{damage}; when it is fixed, {hint}", 2
     except FloatingPointError as overflow:  # on all ranks in the same round
-        if is_rank_zero():
-            print(f"obbo: {overflow}", file=sys.stderr)
-        return 1
-    except ConfigError:  # refused before anything was written
-        raise
+        message, code = str(overflow), 1
     except Exception as error:
-        if not run.config.exists():
+        if isinstance(error, ConfigError) or not run.config.exists():  # refused before anything was written
             raise
         lost = lost_rank(error)
         if is_rank_zero() and not lost:
@@ -343,4 +294,6 @@ def fit_to_exit_code(
             traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # torch would wait for the others
-    return 0
+    if is_rank_zero():
+        print(f"obbo: {message}", file=sys.stderr)
+    return code

@@ -29,13 +29,14 @@ from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.training.checkpoints import save_checkpoint
 from obbo_lightning.training.datamodule import StreamDataModule
-from obbo_lightning.training.evaluation import Scores, evaluate_tasks
-from obbo_lightning.training.module import OnlineBilevelModule
+from obbo_lightning.training.evaluation import center, evaluate_tasks
 from obbo_lightning.training.signals import Stopped, StopSignals
 
 FEW_COORDINATES = 100  # up to this number λ is written in every round, otherwise with every evaluation
 LANES_EVERY = 100  # rounds between two regrets per lane in lanes.npz
 HISTORY = ("regret/euclidean", "regret/exact", "skipped")  # columns that the figures and the summary need
+SAVED = ("initial", "latest", "last_due", "evaluations", "lane_regrets", "gradient_norms")  # in checkpoints
+SLOW = 5.0, 2.0  # seconds, and ratio to their CPU time, from which on rounds are reported as slow
 
 
 class RunWriter(Checkpoint):
@@ -43,14 +44,6 @@ class RunWriter(Checkpoint):
 
     A checkpoint is written last, so that what it follows is on disk already. Lightning calls checkpoint callbacks after
     all others, and this one after the user's: what they did in a round is in the checkpoint of the round.
-
-    Args:
-        run: where to write.
-        config: complete configuration of the run.
-        stream: names the metric and the lanes, and fingerprints tasks.
-        data: has the test tasks, and records fingerprints.
-        validation: tasks that are evaluated together with the test tasks.
-        status: of the run, for `watch`.
     """
 
     def __init__(
@@ -62,46 +55,38 @@ class RunWriter(Checkpoint):
         validation: Sequence[Task],
         status: RunStatus,
     ) -> None:
-        self.run, self.config, self.stream, self.status = run, config, stream, status
-        self.data, self.validation = data, validation
+        self.run, self.config, self.stream, self.data, self.status = run, config, stream, data, status
+        self.validation = validation
+        self.metric, self._test = stream.metric.name, f"test_{stream.metric.name}"
+        # Tasks that are evaluated, by the names of their columns; every row has those of the test tasks.
+        self._evaluated = {self._test: data.test}
+        self._evaluated |= {f"validation/{self.metric}": validation} if validation else {}
+        self._score_columns = [f"{column}{end}" for column in self._evaluated for end in ("", "_se")]
         self._waits = not has_random_access(data.train)  # for the tasks of the next round
-        self.metric = stream.metric.name
         self.evaluate_every, self.checkpoint_every = config["evaluation"]["every"], config["checkpoint"]["every"]
-        self.metrics = RoundTable(run.metrics, history=("round", self.metric, *self._test_columns, *HISTORY))
+        self.metrics = RoundTable(run.metrics, history=("round", self.metric, *self._score_columns[:2], *HISTORY))
         self.timings = RoundTable(run.timings, TIMING_COLUMNS)
         self.fingerprints = RoundTable(run.fingerprints, ["round", "tasks"])
         self.outer: RoundTable | None = None
-        self.initial, self.latest = Scores(), Scores()  # of λ_1, and of the last evaluation
-        self.seconds = self.evaluations = 0.0
-        self._test_score: float | None = None
-        self._last_due = Scores()  # of the last evaluation that was due
-        self._lanes = LaneHistory()
-        self._clock = _RoundClock(config["threads"])
-        self._signals = StopSignals()
-        self._provenance: Provenance | None = None
+        # Scores of λ_1, of the last evaluation, and of the last one that was due, by name.
+        self.initial: dict[str, list[float]] = {}
+        self.latest = self.last_due = self.initial
         self.last_row: dict[str, Any] = {}
+        self.seconds = self.evaluations = 0.0
+        self._started, self._begun = time.perf_counter(), (0.0, 0.0)
+        self._spent, self._average, self._slow = (0.0, 0.0), 0.0, False  # seconds, and CPU time, of rounds
         self._timing: dict[str, Any] = {}
+        self.lane_regrets: dict[int, Tensor] = {}  # by round
+        self.gradient_norms = torch.zeros(0)
+        self._signals, self._stop_signal = StopSignals(), 0
+        self._provenance: Provenance | None = None
+        self._saved_tables: dict[str, TableMark] = {}
         self._test_digests = [fingerprint_of(task) for task in data.test]
         self._test_tasks_changed = False
         self._has_final_evaluation = False  # the last row was evaluated only because it was the last
         self._save_after_validation = False
-        self._stop_signal = 0
         self._saved_round = 0
         self._ended = False
-        self._saved_tables: dict[str, TableMark] = {}
-        self._started = time.perf_counter()
-
-    @property
-    def _test_columns(self) -> tuple[str, str]:
-        return f"test_{self.metric}", f"test_{self.metric}_se"
-
-    @property
-    def _validation_columns(self) -> tuple[str, str]:
-        return f"validation/{self.metric}", f"validation/{self.metric}_se"
-
-    @property
-    def _score_columns(self) -> tuple[str, ...]:
-        return (*self._test_columns, *(self._validation_columns if self.validation else ()))
 
     @property
     def tables(self) -> list[RoundTable]:
@@ -109,23 +94,12 @@ class RunWriter(Checkpoint):
         return [self.metrics, self.fingerprints, *([] if self.outer is None else [self.outer])]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the evaluations that the summary compares, and totals."""
-        scores = {"initial": self.initial, "latest": self.latest, "last_due": self._last_due}
-        return {
-            **{name: {"values": list(one), "others": one.others} for name, one in scores.items()},
-            "test_digests": self._test_digests,
-            "seconds": self.elapsed(),
-            "evaluations": self.evaluations,
-            "lanes": self._lanes.state_dict(),
-        }
+        state = {name: getattr(self, name) for name in SAVED}
+        return {**state, "seconds": self.elapsed(), "test_digests": self._test_digests}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the evaluations made before the checkpoint."""
-        scores = (Scores(**state_dict[name]) for name in ("initial", "latest", "last_due"))
-        self.initial, self.latest, self._last_due = scores
+        vars(self).update({name: state_dict[name] for name in (*SAVED, "seconds")})
         self._test_tasks_changed = state_dict["test_digests"] != self._test_digests
-        self.seconds, self.evaluations = state_dict["seconds"], state_dict["evaluations"]
-        self._lanes.load_state_dict(state_dict["lanes"])
 
     def elapsed(self) -> float:
         """Return the seconds since the run was started, without the time between being stopped and resumed."""
@@ -133,8 +107,6 @@ class RunWriter(Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Write provenance and configuration, before a checkpoint is loaded into the module."""
-        if not isinstance(pl_module, OnlineBilevelModule):
-            raise TypeError(f"RunWriter needs an OnlineBilevelModule, got {type(pl_module).__name__}")
         self._initial_outer = pl_module.outer.detach().clone()
         groups = pl_module.problem.groups
         self._coordinates = {} if groups is None else groups.coordinates()
@@ -156,51 +128,48 @@ class RunWriter(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Open the tables where the checkpoint ended; evaluate λ_1 once."""
-        module, rounds = pl_module, trainer.global_step
+        rounds = self._saved_round = trainer.global_step
         self.run.set_path(Path(trainer.strategy.broadcast(str(self.run.path))))
+        self._signals.rounds = rounds
         self._signals.listen()
-        self._saved_round = rounds
         trainer.should_stop = trainer.should_stop or self._ended
         if trainer.is_global_zero:
             if self._provenance is not None and self._provenance.rounds != rounds:  # an older checkpoint
                 self._provenance = self._provenance._replace(rounds=rounds, tables={}).write(self.run)
             restore_tables(self.run, rounds, self._saved_tables)
-            for table in (self.timings, *self.tables):
-                last = table.open(rounds)
-                self.last_row = last if table is self.metrics else self.last_row
-                self._timing = last if table is self.timings else self._timing
+            last = {table: table.open(rounds) for table in (self.timings, *self.tables)}
+            self._timing, self.last_row = last[self.timings], last[self.metrics]
         self.last_row = trainer.strategy.broadcast(self.last_row)
         self._has_final_evaluation = bool(self.last_row) and rounds % self.evaluate_every != 0 and self._is_evaluated()
         if self._test_tasks_changed:
             warnings.warn(f"the test tasks are others than before round {rounds}", stacklevel=2)
-            self.initial = self._evaluate(trainer, module, self.data.test, self._initial_outer, InnerState())
+            self.initial = self._evaluate(trainer, pl_module, self.data.test, self._initial_outer, InnerState())
             if self.last_row:
-                self.last_row[self._test_columns[0]] = None  # to be evaluated again, where no round follows
+                self.last_row[self._test] = None  # to be evaluated again, where no round follows
         if not self.initial:
-            self.initial = self.latest = self._last_due = self._evaluate(trainer, module, self.data.test)
-        self._show(trainer)
-        self._signals.raise_at_once = self._waits
+            self.initial = self.latest = self.last_due = self._evaluate(trainer, pl_module, self.data.test)
+        self._show_test_score(trainer)
+        self._wait_for_task(trainer)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Start the clock. Extending a run discards its final evaluation."""
         self._signals.raise_at_once = False
         self.status.set("running")
-        self._clock.start()
+        self._begun = time.perf_counter(), time.process_time()
         if self._has_final_evaluation:
-            self._has_final_evaluation, self.latest = False, self._last_due
+            self._has_final_evaluation, self.latest = False, self.last_due
             if trainer.is_global_zero:
                 self.metrics.replace_last({**self.last_row, **dict.fromkeys(self._score_columns)})
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Evaluate when due, write the row, update the provenance, save."""
-        module, rounds = pl_module, trainer.global_step
-        self._timing = {"round": rounds, "seconds": self._clock.stop(module.device.type == "cpu")}
-        last = rounds >= _planned_rounds(trainer)
-        self._stop_signal = module.processes.largest(self._signals.received, module.device)
+        rounds, last = trainer.global_step, trainer.global_step >= _planned_rounds(trainer)
+        self._timing = {"round": rounds, "seconds": self._stop_clock(pl_module.device.type == "cpu")}
+        self._stop_signal = pl_module.processes.largest(self._signals.received, pl_module.device)
         self._signals.rounds = rounds
         self.last_row = {**outputs["metrics"], **dict.fromkeys(self._score_columns)}
         if rounds % self.evaluate_every == 0 or last:
-            self._evaluate_all(trainer, module)
+            self._evaluate_all(trainer, pl_module)
             outputs["log"] = True
         self._write_row(trainer, outputs["round"])
         outputs["metrics"].update(self.last_row, **self._timing, evaluations=self.evaluations)
@@ -209,14 +178,29 @@ class RunWriter(Checkpoint):
             self._save_after_validation = True
             # A validation that is due now belongs to this round: callbacks that monitor it are saved after it.
             if not _validates_now(trainer):
-                self._save(trainer, last)
-        self._signals.raise_at_once = self._waits  # no round is running
+                self._save(trainer)
+        if not self._save_after_validation:
+            self._wait_for_task(trainer)
+
+    def _stop_clock(self, on_cpu: bool) -> float:
+        """Return the seconds of a round; print once where rounds take much longer than they compute."""
+        seconds, busy = time.perf_counter() - self._begun[0], time.process_time() - self._begun[1]
+        self._average = 0.95 * self._average + 0.05 * seconds if self._average else seconds
+        self._spent = self._spent[0] + seconds, self._spent[1] + busy
+        if on_cpu and not self._slow and self._spent[0] > max(SLOW[0], SLOW[1] * self._spent[1]):
+            self._slow = True
+            text = "rounds take twice as long as they compute: other work may use their cores (nothing is wrong)"
+            print(f"obbo: {text}; fewer --threads may be faster", file=sys.stderr)
+        return seconds
 
     def _write_row(self, trainer: L.Trainer, finished: Round) -> None:
         rounds = trainer.global_step
         self.evaluations += sum(finished.evaluations.values())
-        if self.stream.lanes is not None:
-            self._lanes.add(rounds, finished)
+        if self.stream.lanes is not None and finished.regret["euclidean"] is not None:
+            if rounds - 1 in self.lane_regrets and (rounds - 1) % LANES_EVERY:
+                del self.lane_regrets[rounds - 1]
+            self.lane_regrets[rounds] = finished.regret["euclidean"].detach().cpu().clone()
+            self.gradient_norms = finished.hypergradient.norm(dim=-1).cpu()
         if not trainer.is_global_zero:
             return
         self.metrics.append(self.last_row)
@@ -227,22 +211,28 @@ class RunWriter(Checkpoint):
             self.outer.append({"round": rounds, **dict(zip(self._coordinates, values, strict=True))})
 
     def _update_status(self, trainer: L.Trainer) -> None:
-        planned, rounds, seconds = _planned_rounds(trainer), trainer.global_step, self._clock.average
+        planned, rounds, test = _planned_rounds(trainer), trainer.global_step, trainer.callback_metrics.get(self._test)
+        endless = planned == float("inf")
         numbers = {
             "round": rounds,
-            "rounds": None if planned == float("inf") else planned,
+            "rounds": None if endless else planned,
             self.metric: self.last_row[self.metric],
-            "test": self._test_score,
+            "test": None if test is None else float(test),
             "regret": self.last_row["regret/euclidean"],
-            "rounds_per_second": 1 / seconds if seconds else None,
-            "seconds_left": None if planned == float("inf") else round(seconds * (planned - rounds)),
+            "rounds_per_second": 1 / self._average if self._average else None,
+            "seconds_left": None if endless else round(self._average * (planned - rounds)),
         }
         self.status.set("waiting for the next task" if self._waits else "running", **numbers)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save what has waited for Lightning's validation."""
         if self._save_after_validation:
-            self._save(trainer, trainer.global_step >= _planned_rounds(trainer))
+            self._save(trainer)
+            self._wait_for_task(trainer)
+
+    def _wait_for_task(self, trainer: L.Trainer) -> None:
+        if self._waits and _continues(trainer):
+            self._signals.raise_while_waiting()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Evaluate the last round of a run that ended early (early stopping, a time limit), and save."""
@@ -253,19 +243,19 @@ class RunWriter(Checkpoint):
                 self.timings.replace_last(self._timing)
             self._save_after_validation = True
         if self._save_after_validation or self._saved_round != trainer.global_step:
-            self._save(trainer, last=True)
+            self._save(trainer)
 
-    def _save(self, trainer: L.Trainer, last: bool) -> None:
+    def _save(self, trainer: L.Trainer) -> None:
         self._save_after_validation = False
         self._saved_round = trainer.global_step
         save_checkpoint(trainer, self.run.checkpoints)
-        if self._stop_signal and not last and not trainer.should_stop:
+        if self._stop_signal and _continues(trainer):
             raise Stopped(self._stop_signal, trainer.global_step)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Write the tables to the disk before any checkpoint, also one of the user's, and its provenance into it."""
         checkpoint["ended"] = trainer.should_stop  # by a callback, such as EarlyStopping: a resume must not continue
-        if trainer.is_global_zero and self._provenance is not None:
+        if self._provenance is not None:
             for table in (self.timings, *self.tables):
                 table.sync()
             self._provenance = self._provenance._replace(
@@ -288,139 +278,54 @@ class RunWriter(Checkpoint):
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Close the tables."""
         for table in (self.timings, *self.tables):
             table.close()
 
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Write the summary, after the hashes of all closing files; a run with a summary is finished."""
-        if self._provenance is not None:
-            self._provenance = self._provenance.finish(self.run, self.tables, summary)
-        self.run.write_summary(summary)
-
     def write_closing_files(self, outer: Tensor) -> None:
-        """Write the scores of each test task, and what became of each lane."""
+        """Write the scores of each test task, or what became of each lane."""
         if self.stream.lanes is not None:
-            self._lanes.write(self.run, self.stream.lanes, outer, {self._test_columns[0]: self.latest})
-        elif len(self.latest) == len(self.data.test) > 0:
-            columns: dict[str, Any] = {"task": range(1, len(self.latest) + 1)}
-            for name, values in {self.metric: self.latest, **self.latest.others}.items():
-                before = self.initial if name == self.metric else self.initial.others[name]
-                columns |= {f"initial_{name}": before, name: values}
+            regrets, scores = torch.stack(list(self.lane_regrets.values())), self.latest[self.metric]
+            np.savez_compressed(self.run.lanes, rounds=np.array(list(self.lane_regrets)), regret=regrets.numpy())
+            columns: dict[str, Any] = {"weight": outer[:, 0].tolist()} if outer.shape[1] == 1 else {}
+            columns |= {"regret": regrets[-1].tolist(), "gradient_norm": self.gradient_norms.tolist()}
+            columns |= {self._test: np.reshape(scores, (-1, len(outer))).mean(0).tolist()} if scores else {}
+            table = self.stream.lanes.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
+            escape_table(table).write_csv(self.run.events)
+        elif len(self.latest[self.metric]) == len(self.data.test) > 0:
+            columns = {"task": range(1, len(self.data.test) + 1)}
+            for name, values in self.latest.items():
+                columns |= {f"initial_{name}": self.initial[name], name: values}
             write_atomically(self.run.test_scores, pl.DataFrame(columns).write_csv())
 
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the hashes of all closing files and then the summary."""
+        assert self._provenance is not None
+        self._provenance.finish(self.run, self.tables, summary)
+
     def _is_evaluated(self) -> bool:
-        if self.data.test:
-            return self.last_row.get(self._test_columns[0]) not in (None, "")
-        return not self.validation or self.last_row.get(self._validation_columns[0]) not in (None, "")
+        scores = [self.last_row.get(column) for column, tasks in self._evaluated.items() if tasks]
+        return not scores or scores[0] not in (None, "")
 
-    def _evaluate_all(self, trainer: L.Trainer, module: OnlineBilevelModule) -> None:
+    def _evaluate_all(self, trainer: L.Trainer, module: Any) -> None:
         began = time.perf_counter()
-        self.latest = self._evaluate(trainer, module, self.data.test)
+        for column, tasks in self._evaluated.items():
+            scores = self._evaluate(trainer, module, tasks)
+            self.last_row[column], self.last_row[f"{column}_se"] = center(scores[self.metric], len(tasks))
+            self.latest = scores if column == self._test else self.latest
         if trainer.global_step % self.evaluate_every == 0:
-            self._last_due = self.latest
-        self.last_row |= dict(zip(self._test_columns, self.latest.center(len(self.data.test)), strict=True))
-        if self.validation:
-            scores = self._evaluate(trainer, module, self.validation)
-            self.last_row |= dict(zip(self._validation_columns, scores.center(len(self.validation)), strict=True))
+            self.last_due = self.latest
         self._timing["evaluation_seconds"] = time.perf_counter() - began
-        self._show(trainer)
+        self._show_test_score(trainer)
 
-    def _evaluate(self, trainer: L.Trainer, module: OnlineBilevelModule, *arguments: Any) -> Scores:
+    def _evaluate(self, trainer: L.Trainer, module: Any, *arguments: Any) -> dict[str, list[float]]:
         self.status.set("evaluating")
         return evaluate_tasks(trainer, module, self.metric, *arguments)
 
-    def _show(self, trainer: L.Trainer) -> None:
+    def _show_test_score(self, trainer: L.Trainer) -> None:
         """Show the test score to `watch` and to callbacks."""
-        self._test_score, _ = self.latest.center(len(self.data.test))
-        if self._test_score is not None:
-            trainer.callback_metrics[self._test_columns[0]] = torch.tensor(self._test_score, dtype=torch.float64)
-
-
-class LaneHistory:
-    """Regret of every lane every 100 rounds, for runs whose lanes have names."""
-
-    def __init__(self) -> None:
-        self.rounds: list[int] = []
-        self.regret: list[Tensor] = []
-        self.latest: tuple[int, Tensor] | None = None
-        self.gradient_norm = torch.zeros(0)
-
-    def add(self, rounds: int, finished: Round) -> None:
-        """Take the regrets of one round."""
-        self.gradient_norm = finished.hypergradient.norm(dim=-1).cpu()
-        regret = finished.regret["euclidean"]
-        assert regret is not None
-        self.latest = rounds, regret.detach().cpu().clone()
-        if rounds % LANES_EVERY == 0:
-            self._keep_latest()
-
-    def _keep_latest(self) -> None:
-        if self.latest is not None and self.latest[0] not in self.rounds:
-            self.rounds.append(self.latest[0])
-            self.regret.append(self.latest[1])
-
-    def write(self, run: RunDirectory, lanes: pl.DataFrame, outer: Tensor, scores: dict[str, Scores]) -> None:
-        """Write lanes.npz, and events.csv with one row per lane: weight, regret, norm, mean score over tasks."""
-        self._keep_latest()
-        np.savez_compressed(run.lanes, rounds=np.array(self.rounds), regret=torch.stack(self.regret).numpy())
-        columns = {
-            **({"weight": outer[:, 0].tolist()} if outer.shape[1] == 1 else {}),
-            "regret": self.regret[-1].tolist(),
-            "gradient_norm": self.gradient_norm.tolist(),
-            **{name: np.reshape(v, (-1, len(outer))).mean(0).tolist() for name, v in scores.items() if v},
-        }
-        table = lanes.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
-        escape_table(table).write_csv(run.events)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything as plain tensors and numbers."""
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        vars(self).update(state)
-        self.rounds, self.regret = list(self.rounds), list(self.regret)
-
-
-class _RoundClock:
-    """Times rounds, and prints once where they take much longer than their CPU time.
-
-    A round that has its cores computes all the time. One that does not waits for something: other work on its cores,
-    swapped memory, or another process of its run.
-    """
-
-    WINDOW = 5.0  # seconds of rounds that are compared together
-    RATIO = 2.0  # of elapsed to CPU time
-
-    def __init__(self, threads: int) -> None:
-        self.average = 0.0  # seconds of a round, recently
-        self._threads = threads
-        self._begun = self._window = (0.0, 0.0)
-        self._rounds = 0
-        self._warned = False
-
-    def start(self) -> None:
-        self._begun = time.perf_counter(), time.process_time()
-
-    def stop(self, on_cpu: bool) -> float:
-        """Return the seconds since `start`; what a GPU computes is no CPU time."""
-        seconds, busy = time.perf_counter() - self._begun[0], time.process_time() - self._begun[1]
-        self.average = seconds if not self.average else 0.95 * self.average + 0.05 * seconds
-        self._rounds += 1
-        self._window = self._window[0] + seconds, self._window[1] + busy
-        if self._window[0] >= self.WINDOW:
-            if on_cpu and not self._warned and self._window[0] > self.RATIO * self._window[1]:
-                self._warned = True
-                each, cpu = self._window[0] / self._rounds, self._window[1] / self._rounds
-                hint = ", or with fewer threads: --threads 1" if self._threads > 1 else ""
-                print(
-                    f"obbo: a round takes {each:.2g} s and computes for {cpu:.2g} s of them: other work may use its "
-                    f"cores (nothing is wrong; it would be faster alone{hint})",
-                    file=sys.stderr,
-                )
-            self._rounds, self._window = 0, (0.0, 0.0)
-        return seconds
+        score, _ = center(self.latest[self.metric], len(self.data.test))
+        if score is not None:
+            trainer.callback_metrics[self._test] = torch.tensor(score, dtype=torch.float64)
 
 
 def _planned_rounds(trainer: L.Trainer) -> float:
@@ -428,10 +333,14 @@ def _planned_rounds(trainer: L.Trainer) -> float:
     return min(trainer.num_training_batches, trainer.max_steps if trainer.max_steps >= 0 else float("inf"))
 
 
+def _continues(trainer: L.Trainer) -> bool:
+    """Return whether another round follows."""
+    return trainer.global_step < _planned_rounds(trainer) and not trainer.should_stop
+
+
 def _validates_now(trainer: L.Trainer) -> bool:
     """Return whether Lightning validates after this round."""
     every, batches = trainer.val_check_batch, trainer.num_val_batches
     tasks = sum(batches) if isinstance(batches, list) else batches
-    by_epoch = trainer.check_val_every_n_epoch not in (None, 1)
-    due = every is not None and trainer.global_step % every == 0
-    return trainer.enable_validation and due and tasks > 0 and not by_epoch
+    due = every is not None and trainer.global_step % every == 0 and trainer.check_val_every_n_epoch in (None, 1)
+    return trainer.enable_validation and due and tasks > 0

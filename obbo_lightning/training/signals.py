@@ -18,18 +18,12 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Handler that remembers a signal until the round is over.
-
-    Attributes:
-        received: the signal, 0 for none.
-        rounds: number of finished rounds.
-        raise_at_once: stop at once, because no round is running.
-    """
+    """Handler that remembers a signal until the round is over."""
 
     def __init__(self) -> None:
-        self.received = 0
-        self.rounds = 0
-        self.raise_at_once = False
+        self.received = 0  # the signal
+        self.rounds = 0  # that are finished
+        self.raise_at_once = False  # because no round is running
         self._handlers: dict[signal.Signals, Any] = {}
 
     def listen(self) -> None:
@@ -45,6 +39,12 @@ class StopSignals:
             if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, handler)
         self._handlers = {}
+
+    def raise_while_waiting(self) -> None:
+        """Raise at the next signal, because no round is running; at once, if one came since the last round ended."""
+        self.raise_at_once = True
+        if self.received:
+            raise Stopped(self.received, self.rounds)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received or self.raise_at_once:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor, nn
+from torch import nn
 
 from obbo_lightning.algorithms.obbo import OBBO
 from obbo_lightning.core.algorithm import Algorithm
@@ -26,6 +26,7 @@ from obbo_lightning.core.step_size import DEFAULT_SCALE
 from obbo_lightning.core.validation import at_least, instance_of, one_of, positive
 from obbo_lightning.networks.hyperparameters import FunctionalModule
 from obbo_lightning.problems.module import CurrentWeights, Loss, TrainedModuleProblem
+from obbo_lightning.training.distributed import Processes
 
 STEPS_TO_WARN = 3  # outer steps after which a hyperparameter that no loss depends on is named
 MOST_LOGGED = 100  # coordinates of λ
@@ -157,7 +158,8 @@ class OnlineTuner(L.Callback):
         validation_batch = None
         if self.validation is not None:
             validation_batch = trainer.strategy.batch_to_device(self.validation.take(), dataloader_idx=0)
-        finished = self.step(pl_module, batch, validation_batch, _sgd_lr(trainer), _shard_of(trainer))
+        shard = Processes(trainer, lanes=1, tasks_per_round=trainer.world_size).shard  # every rank has a batch
+        finished = self.step(pl_module, batch, validation_batch, _sgd_lr(trainer), shard)
         self._log(trainer, finished)
         self.seconds += time.perf_counter() - began
 
@@ -196,8 +198,8 @@ class OnlineTuner(L.Callback):
         losses: dict[str, Any] = {n: given or getattr(type(module), n, None) for n, given in self.losses.items()}
         for name, loss in losses.items():
             if not callable(loss):
-                method = f"a method {name}(batch, hyper) of {type(module).__name__}"
-                raise ValueError(f"{name} must be given, or be {method}, got none")
+                cls = type(module).__name__
+                raise ValueError(f"{name} must be given, or be a method {name}(batch, hyper) of {cls}, got none")
         self._problem = TrainedModuleProblem(network, **losses)
         self._with_training_as_solver(DEFAULT_LR).require_compatible(self._problem)
         outer = nn.Parameter(network.hyper.outer.detach().clone())
@@ -248,25 +250,10 @@ def _sgd_lr(trainer: L.Trainer) -> float | None:
     return float(optimizer.param_groups[0]["lr"]) if isinstance(optimizer, torch.optim.SGD) else None
 
 
-def _shard_of(trainer: L.Trainer) -> Shard | None:
-    if trainer.world_size == 1:
-        return None
-
-    def all_reduce(values: Tensor) -> Tensor:
-        reduced: Tensor = trainer.strategy.reduce(values, reduce_op="sum")
-        return reduced
-
-    return Shard(first=trainer.global_rank, tasks=trainer.world_size, all_reduce=all_reduce)
-
-
 class ValidationBatches:
     """Batches of a loader, cycled indefinitely, or of a function, without a trace in the global random numbers.
 
     Every pass over a loader has its own seeds, so that a resumed run gets the same batches.
-
-    Args:
-        source: a ``DataLoader`` or any iterable of batches, or a function of the number of batches taken before.
-        seed: of shuffling and of whatever else a loader draws.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[int], Any], seed: int = 0) -> None:
@@ -284,8 +271,12 @@ class ValidationBatches:
                 self.taken += 1
                 return self.source(self.taken - 1)
             if self._batches is None:
-                self._start_pass()
-            assert self._batches is not None
+                self._seed(0)  # shuffling is drawn between here and the first batch
+                self._batches = iter(self.source)
+                for index in range(self.taken):  # a pass that is resumed
+                    if index:
+                        self._seed(index)
+                    next(self._batches)
             if self.taken:
                 self._seed(self.taken)
             for batch in self._batches:
@@ -296,15 +287,6 @@ class ValidationBatches:
             self.passes, self.taken, self._batches = self.passes + 1, 0, None
         return self.take()
 
-    def _start_pass(self) -> None:
-        """Start a pass, or start it again and skip the batches that were taken."""
-        self._seed(0)  # shuffling is drawn between here and the first batch
-        self._batches = iter(self.source)  # type: ignore[arg-type]
-        for index in range(self.taken):
-            if index:
-                self._seed(index)
-            next(self._batches)
-
     def _seed(self, index: int) -> None:
         seed = derive_seed(self.seed, self.passes, index)
         random.seed(seed)
@@ -312,9 +294,7 @@ class ValidationBatches:
         torch.default_generator.manual_seed(seed)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position."""
         return {"passes": self.passes, "taken": self.taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from `state_dict`."""
         self.passes, self.taken, self._batches = state["passes"], state["taken"], None

@@ -12,9 +12,9 @@ from small_runs import TINY, EveryFile, call
 
 from obbo_lightning.streams.arriving import PARSERS
 from obbo_lightning.streams.labelled.stream import LabelledExamples
-from obbo_lightning.streams.market.prices import read_events, read_prices
+from obbo_lightning.streams.market import read_events, read_prices
 from obbo_lightning.streams.readers import read_examples, read_images, read_npz
-from obbo_lightning.streams.tabular.rows import read_rows
+from obbo_lightning.streams.tabular import read_rows
 
 WORDS = (b"nan", b"inf", b"-", b'"', b",", b"\n", b"\x00", b"\xff", b"1e999", b"=1+1", b"", b"9" * 400, b"2026-13-01")
 
@@ -57,9 +57,9 @@ READ = {
     "examples.npz": lambda path: read_examples(path, "label", "data.path", None),
     "images.npz": read_images,
     "labelled.npz": lambda path: LabelledExamples.read(str(path), "labels"),
-    "prices.csv": lambda path: read_prices(path, None),
-    "prices.parquet": lambda path: read_prices(path, None),
-    "events.csv": lambda path: read_events(path, None),
+    "prices.csv": read_prices,
+    "prices.parquet": read_prices,
+    "events.csv": read_events,
     "rows.csv": lambda path: read_rows(path, "label", ["close"], "auto"),
     **{f"task{suffix}": lambda path: PARSERS[path.suffix](path.read_bytes()) for suffix in PARSERS},
 }
@@ -82,17 +82,14 @@ def unrefused(name, folder, seeds):
     return found
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", READ)
-def test_damaged_data_are_read_or_refused(name, tmp_path):
-    assert not unrefused(name, tmp_path, range(40))
+MANY = pytest.param(range(40, 3000), marks=pytest.mark.nightly)
 
 
-@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seeds", [range(40), MANY], ids=["40 ways", "many ways"])
 @pytest.mark.parametrize("name", READ)
-def test_data_damaged_in_many_ways_are_read_or_refused(name, tmp_path):
-    assert not unrefused(name, tmp_path, range(40, 3000))
+def test_damaged_data_are_read_or_refused(name, seeds, tmp_path):
+    assert not unrefused(name, tmp_path, seeds)
 
 
 def raising(task):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from small_runs import fit, fit_images, write_image_classes, write_labelled_table
 
-from obbo_lightning.inference.export import export_model
+from obbo_lightning.inference.model import export_model
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from torch import nn
 from obbo_lightning import OnlineBilevelModule, load_model
 from obbo_lightning.inference.inputs import Inputs
 from obbo_lightning.inference.model import AdaptedClassifier
-from obbo_lightning.runs.checkpoints import newest_checkpoint
+from obbo_lightning.runs.provenance import newest_checkpoint
 from obbo_lightning.solvers import ExactSolution
-from obbo_lightning.streams.few_shot.images import ImageFolderStream
+from obbo_lightning.streams.few_shot.stored import ImageFolderStream
 
 
 def images_of(*stripes, each=3, seed=5):
@@ -112,16 +112,6 @@ def test_any_number_of_classes_and_of_examples_of_each(image_run, classes):
     assert set(adapted.predict(images_of(*stripes))) <= set(adapted.classes)
 
 
-@pytest.mark.parametrize("given", [{"steps": 3}, {"lr": 0.1}])
-def test_solver_without_steps_takes_none(tmp_path, given):
-    save_few_shot_checkpoint(tmp_path / "x.ckpt")
-    model = load_model(tmp_path / "x.ckpt")
-    model.solver = ExactSolution()
-    (name,) = given
-    with pytest.raises(ValueError, match=f"{name} cannot be chosen for the inner solver ExactSolution"):
-        model.adapt(np.zeros((2, 2)), [0, 1], **given)
-
-
 OWN_NETWORK = """
 from torch import nn
 
@@ -157,11 +147,17 @@ def test_own_network_needs_trust_and_predicts_as_evaluated(tmp_path):
         model.adapt(task["support"], [0, 1, 2, 0, 1, 2])
 
 
-def test_unusable_labels_are_refused(image_run):
+def test_unusable_labels_and_settings_are_refused(tmp_path):
+    save_few_shot_checkpoint(tmp_path / "x.ckpt")
+    model = load_model(tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="labels must have 2 classes or more, got 1"):
-        load_model(image_run).adapt(images_of(11), ["a"] * 3)
+        model.adapt(np.zeros((3, 2)), ["a"] * 3)
     with pytest.raises(ValueError, match="labels must be one for each example, got 4 and 3 examples"):
-        load_model(image_run).adapt(images_of(11), list("abab"))
+        model.adapt(np.zeros((3, 2)), list("abab"))
+    model.solver = ExactSolution()
+    for name, value in (("steps", 3), ("lr", 0.1)):
+        with pytest.raises(ValueError, match=f"{name} cannot be chosen for the inner solver ExactSolution"):
+            model.adapt(np.zeros((2, 2)), [0, 1], **{name: value})
 
 
 def test_loading_needs_no_lightning(image_run):

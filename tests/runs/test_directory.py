@@ -93,14 +93,13 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(operation, tmp_path, m
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    run = RunDirectory(tmp_path)
-    run.write_summary({"rounds": 1})
-    before = run.summary.read_bytes()
+    file = tmp_path / "a.json"
+    write_atomically(file, "one")
     monkeypatch.setattr(os, operation, full)
     with pytest.raises(OSError, match="No space left"):
-        run.write_summary({"rounds": 2})
-    assert os.listdir(tmp_path) == ["summary.json"]
-    assert run.summary.read_bytes() == before
+        write_atomically(file, "two")
+    assert os.listdir(tmp_path) == ["a.json"]
+    assert file.read_text() == "one"
 
 
 def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from obbo_lightning.runs import figures
-from obbo_lightning.runs.figures import draw_figures, draw_scores, draw_weights, read_baselines, save_figure
+from obbo_lightning.runs.figures import draw_figures, draw_scores, draw_weights
 
 NAN = float("nan")
 
@@ -26,8 +26,10 @@ def axes_of(tmp_path, monkeypatch):
 
     def draw(rounds, initial=0.75, baselines=()):
         drawn = {}
-        monkeypatch.setattr(figures, "save_figure", lambda figure, axes, path: drawn.update({path.name: axes}))
-        draw_figures(tmp_path / "figures", rounds, "loss", initial, "small", dict(baselines))
+        monkeypatch.setattr(
+            figures.Figure, "savefig", lambda figure, path, dpi: drawn.update({path.name: figure.axes[0]})
+        )
+        draw_figures(tmp_path / "figures", rounds, "loss", initial, "$small$", dict(baselines))
         return drawn
 
     return draw
@@ -42,14 +44,6 @@ def test_two_figures_are_written(tmp_path):
             assert image.size == (720, 480)
 
 
-def test_ticks_are_on_whole_rounds(tmp_path):
-    figure = Figure()
-    axes = figure.subplots()
-    axes.plot([1, 2, 3], [0, 1, 2])
-    save_figure(figure, axes, tmp_path / "one.png")
-    assert all(tick == round(tick) for tick in axes.get_xticks())
-
-
 def test_the_running_mean_is_drawn_at_the_last_round_of_its_window(axes_of):
     values = np.random.default_rng(0).normal(size=20)
     drawn = axes_of(make_rounds(values, [0.5]) | {"regret/exact": np.arange(20.0) / 2})
@@ -61,25 +55,20 @@ def test_the_running_mean_is_drawn_at_the_last_round_of_its_window(axes_of):
     assert scores.lines[-1].get_ydata() == [0.75, 0.75]
     assert [line.get_label() for line in regrets.lines] == ["euclidean", "exact"]
     assert regrets.lines[1].get_ydata()[-1] == 9.5
+    for axes in drawn.values():
+        assert axes.get_title() == r"\$small\$"
+        assert all(tick == round(tick) for tick in axes.get_xticks())  # rounds are whole
 
 
 @pytest.mark.parametrize("initial", [None, NAN])
 def test_baselines_are_drawn_as_running_means_of_at_most_ten_rounds(axes_of, initial):
     values = np.random.default_rng(0).normal(size=(2, 100))
-    drawn = axes_of(make_rounds(values[0]), initial, {"equal": values[1].tolist()})
+    drawn = axes_of(make_rounds(values[0]), initial, {"$equal$": values[1].tolist()})
     lines = {line.get_label(): line.get_xydata() for line in drawn["loss.png"].lines}
-    for name, row in (("prequential, mean of 10 rounds", 0), ("equal", 1)):
+    for name, row in (("prequential, mean of 10 rounds", 0), (r"\$equal\$", 1)):
         assert np.allclose(lines[name], [(t, values[row, t - 10 : t].mean()) for t in range(10, 101)])
     assert len(lines) == 3  # no test tasks
     assert [line.get_label() for line in drawn["regret.png"].lines] == ["euclidean"]
-
-
-def test_baselines_are_read_by_name_and_may_be_missing(tmp_path):
-    assert read_baselines(tmp_path / "none.csv") == {}
-    pl.DataFrame({"round": [1, 2], "$x$": [0.5, 0.25]}).write_csv(tmp_path / "b.csv")
-    assert {name: values.tolist() for name, values in read_baselines(tmp_path / "b.csv").items()} == {
-        r"\$x\$": [0.5, 0.25]
-    }
 
 
 def test_weights_on_a_simplex_are_a_stack_and_other_groups_lines():
@@ -102,5 +91,5 @@ def test_weights_on_a_simplex_are_a_stack_and_other_groups_lines():
 )
 def test_a_baseline_that_is_far_away_makes_the_scale_of_a_loss_logarithmic(metric, far, scale):
     axes = Figure().subplots()
-    draw_scores(axes, {"round": np.arange(1, 11), metric: np.ones(10)}, metric, NAN, "", {"far": np.full(10, far)})
+    draw_scores(axes, {"round": np.arange(1, 11), metric: np.ones(10)}, metric, NAN, {"far": np.full(10, far)})
     assert axes.get_yscale() == scale

@@ -1,4 +1,4 @@
-"""Provenance of a run: what is refused before a run is read or continued."""
+"""Provenance and checkpoints of a run: what is refused before a run is read or continued."""
 
 import contextlib
 import hashlib
@@ -10,21 +10,25 @@ import torch
 import yaml
 from small_runs import edit_saved_provenance
 
-from obbo_lightning import Stream, Tasks, cli
-from obbo_lightning.runs.checkpoints import list_checkpoints
-from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning import ExactCheckpoints, Stream, Tasks, cli
+from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.provenance import (
     MAY_CHANGE,
+    CheckpointError,
     Provenance,
     ProvenanceError,
     decisive_keys,
+    list_checkpoints,
+    newest_checkpoint,
+    open_checkpoint,
+    read_checkpoint,
     read_provenance,
     require_config,
     require_intact,
     require_resumable,
     require_same_data,
     restore_tables,
-    saved_provenance,
+    verify_checkpoint,
 )
 from obbo_lightning.runs.table import RoundTable
 from obbo_lightning.streams.fingerprints import fingerprint_of
@@ -165,12 +169,9 @@ def test_another_format_is_refused_by_its_number_and_version(run, capsys, monkey
 
 def test_other_versions_and_another_number_of_threads_are_a_warning(run):
     known = read_provenance(run)
-    known._replace(versions={**known.versions, "torch": "1.0"}).write(run)
-    edit_saved_provenance(list_checkpoints(run.checkpoints)[-1], threads=7)
-    with (
-        pytest.warns(UserWarning, match=r"the run used torch 1\.0 \(now "),
-        pytest.warns(UserWarning, match=r"the run used 7 threads \(now 1\): its last digits may differ"),
-    ):
+    known._replace(versions={**known.versions, "torch": "1.0", "threads": 7}).write(run)
+    message = r"the run used torch 1\.0 \(now .*\), threads 7 \(now 1\): its last digits may differ"
+    with pytest.warns(UserWarning, match=message):
         assert cli.main(["resume", str(run.path), "--rounds", "9"]) == 0
 
 
@@ -208,16 +209,24 @@ def test_a_finished_run_uses_its_last_checkpoint(run, tmp_path, capsys):
         assert "has no checksum file" in refusal(capsys, command, run.path, "--checkpoint", older)
 
 
+def test_rows_after_an_older_checkpoint_are_not_compared(run):
+    *_, saved = open_checkpoint(run, list_checkpoints(run.checkpoints)[0])
+    run.metrics.write_text(run.metrics.read_text().replace("\n7,", "\n7,1"))
+    require_resumable(run, saved)  # rows after round 6 are written again
+    with pytest.raises(ValueError, match="is damaged: its first 8 rounds"):
+        require_resumable(run, read_provenance(run))
+
+
 def test_a_row_after_the_checkpoint_of_a_users_callback_is_compared_and_kept(run):
     known, lines = read_provenance(run), run.metrics.read_text().splitlines(keepends=True)
     mark = {"rows": 7, "sha256": hashlib.sha256("".join(lines[:7]).encode()).hexdigest(), "last": lines[7]}
     saved = known._replace(tables={"metrics.csv": mark})  # before RunWriter wrote the row of round 8
-    require_resumable(run, 8, saved)
+    require_resumable(run, saved)
     restore_tables(run, 8, saved.tables)
     assert run.metrics.read_text() == "".join(lines)
     run.metrics.write_text("".join([*lines[:7], lines[7].replace("7,", "7,1", 1), lines[8]]))
     with pytest.raises(ValueError, match="is damaged: its first 8 rounds"):
-        require_resumable(run, 8, saved)
+        require_resumable(run, saved)
 
 
 def test_a_run_without_provenance_cannot_be_read(run, tmp_path):
@@ -227,8 +236,9 @@ def test_a_run_without_provenance_cannot_be_read(run, tmp_path):
         require_intact(run)
     run.metrics.unlink()
     assert require_intact(run) is None  # it has not started
+    ExactCheckpoints().save_checkpoint({}, tmp_path / "x.ckpt")
     with pytest.raises(ProvenanceError, match=r"x\.ckpt must be one of a run, got one without a provenance"):
-        saved_provenance({}, tmp_path / "x.ckpt")
+        open_checkpoint(run, tmp_path / "x.ckpt")
 
 
 def test_both_configurations_agree_with_the_provenance_until_the_new_one_is_written(run):
@@ -238,26 +248,32 @@ def test_both_configurations_agree_with_the_provenance_until_the_new_one_is_writ
     assert started == read_provenance(run)
     assert (started.planned, started.replaced, started.rounds) == (8, {"data.drift": 1.0}, 8)
     assert (started.tables, started.closing) == (before.tables, {})
-    assert (started.threads, started.sources) == (2, {"prices": "1"})
+    assert (started.versions["threads"], started.sources) == (2, {"prices": "1"})
     require_config(run, started)  # killed here: config.yaml is the old one
     run.config.write_text(yaml.safe_dump(changed))
     require_config(run, started)
 
 
-def test_every_closing_file_has_its_hash(tmp_path):
-    run = RunDirectory(tmp_path)
+def test_every_closing_file_has_its_hash(tmp_path, monkeypatch):
+    run, written = RunDirectory(tmp_path), []
+    monkeypatch.setattr(
+        "obbo_lightning.runs.provenance.write_atomically",
+        lambda path, text: (written.append(path.name), write_atomically(path, text)),
+    )
     files = (run.baselines, run.test_scores, run.events, run.lanes)
     for file in files:
         file.write_text(file.name)
     table = RoundTable(run.metrics, ["round"])
     table.open(0)
     started = Provenance.start(run, {"threads": 1, "rounds": 3}, {})
-    finished = started.finish(run, [table], {"rounds": 3})
+    started.finish(run, [table], {"rounds": 3})
+    finished = read_provenance(run)
     table.close()
     contents = {file.name: file.read_bytes() for file in files} | {"summary.json": b'{\n  "rounds": 3\n}\n'}
     assert finished.closing == {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     assert finished.tables == {"metrics.csv": table.mark()}
-    assert finished == read_provenance(run)
+    assert run.summary.read_bytes() == contents["summary.json"]
+    assert written[1:] == ["provenance.json", "summary.json"]  # a run with a summary is finished
 
 
 class Numbered(Stream):
@@ -344,3 +360,57 @@ def test_tasks_that_arrive_are_compared_as_far_as_they_have_arrived(tmp_path):
     stream.train.tasks.pop()
     with pytest.raises(ValueError, match="end before task 3"):
         require_same_data(run, stream, 3, 1, SOURCES, changed=True)
+
+
+# Checkpoints.
+
+
+def save(folder, rounds):
+    paths = [folder / f"round-{t:08d}.ckpt" for t in rounds]
+    for path in paths:
+        ExactCheckpoints().save_checkpoint({"file": path.name}, path)
+    return paths
+
+
+def flip_last_bit(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_the_newest_checkpoint_is_that_of_the_last_round(tmp_path):
+    paths = save(tmp_path, (9, 10))
+    (tmp_path / "last.ckpt").touch()  # the user's own
+    (tmp_path / "round-00000011.part").write_bytes(b"half")
+    (tmp_path / "round-00000011.sha256").write_text("half")
+    assert list_checkpoints(tmp_path) == paths
+    assert newest_checkpoint(tmp_path) == paths[1]
+    assert read_checkpoint(paths[1]) == {"file": "round-00000010.ckpt"}
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        newest_checkpoint(tmp_path / "none")
+
+
+def test_a_damaged_checkpoint_is_named_with_the_newest_intact_one(tmp_path):
+    paths = save(tmp_path, (5, 10, 15, 20))
+    for path in paths[2:]:
+        flip_last_bit(path)
+        with pytest.raises(CheckpointError, match=f"{path} is damaged"):
+            verify_checkpoint(path)
+        with pytest.raises(CheckpointError, match=f"{path} is damaged"):
+            read_checkpoint(path)
+    with pytest.raises(CheckpointError, match=f"the one before it: --checkpoint {paths[1]}"):
+        newest_checkpoint(tmp_path)
+    for path in paths[:2]:
+        path.write_bytes(b"other")
+    with pytest.raises(CheckpointError, match="there is no other one: start the run again"):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_run_needs_the_checksum_of_its_checkpoint_and_a_user_does_not(tmp_path):
+    first, last = save(tmp_path, (1, 2))
+    last.with_suffix(".sha256").unlink()
+    assert read_checkpoint(last) == {"file": last.name}
+    with pytest.raises(CheckpointError, match=r"has no checksum file round-00000002\.sha256 beside it; the one before"):
+        newest_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        read_checkpoint(tmp_path / "none.ckpt")
+    assert verify_checkpoint(first) == first

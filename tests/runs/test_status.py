@@ -14,7 +14,7 @@ import pytest
 from obbo_lightning import cli
 from obbo_lightning.runs import status as status_module
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.status import RunStatus, _duration, describe_run, find_run_directories
+from obbo_lightning.runs.status import RunStatus, describe_run, find_run_directories
 from obbo_lightning.training.run import Components, fit
 
 NUMBERS = {"round": 300, "rounds": 400, "loss": 37.5, "regret": 600.0, "rounds_per_second": 4.0, "seconds_left": 25}
@@ -152,7 +152,7 @@ def test_a_line_has_the_numbers_of_a_run_and_the_time_left(run):
         assert describe_run(run) == f"{run.path}  not started"
         status.set("running", **NUMBERS)
         line = f"{run.path}  running  round 300 of 400  loss 37.5  regret 600  4 rounds/s"
-        assert describe_run(run) == f"{line}  25 s left"
+        assert describe_run(run) == f"{line}  0:00:25 left"
         status.set("waiting for the next task")
         assert describe_run(run) == line.replace("running", "waiting for the next task")
         status.set("running", rounds=None, seconds_left=None)
@@ -192,11 +192,3 @@ def test_runs_below_a_folder_are_found_in_order_and_each_path_must_have_one(tmp_
     assert [run.path.name for run in found] == ["one", "two", "two"]
     with pytest.raises(ValueError, match="x must be a run directory, or have one below it, got none"):
         find_run_directories([tmp_path / "runs", tmp_path / "runs" / "a" / "one" / "x"])
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5969, "99 min"), (5990, "1 h 40 min"), (36000, "10 h 0 min")],
-)
-def test_a_duration_has_the_usual_units(seconds, words):
-    assert _duration(seconds) == words

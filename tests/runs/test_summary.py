@@ -7,21 +7,19 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
-from small_runs import config_of
 
-from obbo_lightning.runs.summary import (
-    print_summary,
-    run_title,
-    summarise,
-    summarise_baselines,
-    summarise_lanes,
-    summarise_validation,
-)
+from obbo_lightning import Stream
+from obbo_lightning.runs.summary import print_summary, replace_nonfinite, run_title, summarise
 from obbo_lightning.streams.stream import Metric
 
 CONFIG = {"experiment": "one", "algorithm": {"name": "obbo", "window": 5}, "data": {"name": "quadratic"}, "seed": 7}
-RUN = Path("runs/one")
 REGRETS = ("euclidean", "generalized", "geometry", "exact")
+
+
+def make_stream(lanes=None, skipped=(), **options):
+    stream = Stream()
+    stream.metric, stream.lanes, stream.skipped = Metric("mse", **options), lanes, list(skipped)
+    return stream
 
 
 def make_rounds(count, seed=0):
@@ -38,7 +36,7 @@ def test_a_summary_is_what_numpy_makes_of_the_rows_and_the_scores(count):
     before, after = rng.exponential(size=(2, 6))  # an even count, with a long tail
     further = rng.exponential(size=(2, 6))
     initial, final = ({"mse": a.tolist(), "loss": b.tolist()} for a, b in zip((before, after), further, strict=True))
-    found = summarise(CONFIG, Metric("mse"), rounds, last, initial, final)
+    found = summarise(CONFIG, make_stream(), rounds, last, initial, final)
     median = np.median(after)
     expected = {
         "rounds": count,
@@ -60,33 +58,43 @@ def test_a_summary_is_what_numpy_makes_of_the_rows_and_the_scores(count):
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert (found["seed"], found["algorithm"], found["higher_is_better"]) == (7, "obbo", False)
-    gain = summarise(CONFIG, Metric("mse", higher_is_better=True), rounds, last, initial, final)["gain"]
+    gain = summarise(CONFIG, make_stream(higher_is_better=True), rounds, last, initial, final)["gain"]
     assert gain == pytest.approx(-found["gain"])
 
 
 def test_a_number_that_is_not_finite_or_missing_is_none_in_a_summary():
     rounds = {"mse": [1.0, np.nan, 2.0], "skipped": [0.0] * 3}
     last = {"round": 3, "regret/exact": np.inf, "regret/generalized": None, "regret/euclidean": "0.5"}
-    found = summarise(CONFIG, Metric("mse"), rounds, last, {"mse": [1.0, 2.0]}, {"mse": [np.nan, 1.0]})
+    found = replace_nonfinite(
+        summarise(CONFIG, make_stream(), rounds, last, {"mse": [1.0, 2.0]}, {"mse": [np.nan, 1.0]})
+    )
     missing = ("prequential_mse", "prequential_mse_last_100", "regret_exact", "regret_generalized", "regret_geometry")
     for name in (*missing, "test_mse", "test_mse_se", "gain", "gain_se"):
         assert found[name] is None, name
     assert (found["initial_test_mse"], found["regret_euclidean"]) == (1.5, 0.5)
-    untested = summarise(CONFIG, Metric("mse"), rounds, last, {"mse": []}, {"mse": []})
+    untested = replace_nonfinite(summarise(CONFIG, make_stream(), rounds, last, {"mse": []}, {"mse": []}))
     assert (untested["test_tasks"], untested["test_mse"], untested["gain"]) == (0, None, None)
 
 
 def test_baselines_validation_and_the_last_value_of_lanes_are_summarised():
-    assert summarise_baselines({}) == {}
-    baselines = {"equal": [0.25, 0.75, 0.5], "truth": [1.0, 1.0, 0.25]}
-    assert summarise_baselines(baselines) == {"baselines": {"equal": 0.5, "truth": 0.75}}
-    last = {"validation/mse": "0.25", "validation/mse_se": ""}
-    assert summarise_validation("mse", last, 0) == {}
-    validated = {"validation_tasks": 3, "validation_mse": 0.25, "validation_mse_se": None}
-    assert summarise_validation("mse", last, 3) == validated
+    (rounds, last), scores = make_rounds(3), {"mse": [1.0, 2.0]}
     lanes = pl.DataFrame({"naive_mse": [1.0, None, 4.0, 10.0]})
-    assert summarise_lanes(lanes, "mse") == {"last_value_mse": 5.0, "last_value_mse_median": 4.0}
-    assert summarise_lanes(lanes, "loss") == {}
+    baselines = {"equal": [0.25, 0.75, 0.5], "truth": [1.0, 1.0, 0.25]}
+    last |= {"validation/mse": "0.25", "validation/mse_se": ""}
+    plain = summarise(CONFIG, make_stream(), rounds, last, scores, scores)
+    found = summarise(CONFIG, make_stream(lanes, ["one"]), rounds, last, scores, scores, 3, baselines)
+    assert {name: value for name, value in found.items() if name not in plain} == {
+        "validation_tasks": 3,
+        "validation_mse": 0.25,
+        "validation_mse_se": None,
+        "baselines": {"equal": 0.5, "truth": 0.75},
+        "events": 4,
+        "events_skipped": 1,
+        "last_value_mse": 5.0,
+        "last_value_mse_median": 4.0,
+    }
+    unforecast = summarise(CONFIG, make_stream(lanes.rename({"naive_mse": "x"})), rounds, last, scores, scores)
+    assert {*unforecast} - {*plain} == {"events", "events_skipped"}
 
 
 def make_summary(**changes):
@@ -123,7 +131,7 @@ def test_the_closing_table_names_every_number_and_which_direction_is_better():
 
 
 def test_the_closing_table_has_baselines_and_skipped_rounds():
-    baselines = {"equal": 0.25, "truth": float("nan")}
+    baselines = {"equal": 0.25, "truth": None}
     rows, lines = print_rows(test_tasks=0, rounds=300, skipped=2, baselines=baselines, notes={"network": "3 weights"})
     assert rows == [
         ["prequential accuracy (before learning from the round), last 100 rounds; higher is better", "0.625"],
@@ -154,20 +162,6 @@ def test_the_closing_table_has_validation_scores_and_the_regret_in_the_norm_of_t
     assert rows[-4:-1] == [REGRET, [f"{generalized}; lower is better", "2.5"], [f"{exact}; lower is better", "1"]]
 
 
-@pytest.mark.parametrize(
-    ("flags", "commands"),
-    [
-        ([], [f"predict {RUN} --support DIR --query DIR", f"export {RUN} OUT", f"resume {RUN} --rounds N"]),
-        (["--config", "market"], [f"resume {RUN} --rounds N"]),
-        (["--config", "quadratic"], [f"resume {RUN} --rounds N"]),
-        (
-            ["--config", "forgetting", "--data.csv", "rows.csv", "--data.target", "y"],
-            [f"predict {RUN} --query FILE.csv", f"resume {RUN} --rounds N"],
-        ),
-    ],
-)
-def test_the_next_commands_are_those_of_the_problem(flags, commands):
-    _, lines = print_rows(config_of(*flags), run=RUN)
-    assert [line for line in lines if line.startswith("next")] == [
-        f"next   python -m obbo_lightning {command}" for command in commands
-    ]
+def test_the_command_that_continues_the_run_is_printed():
+    _, lines = print_rows(run=Path("runs/one"))
+    assert lines[-1] == "next   python -m obbo_lightning resume runs/one --rounds N"

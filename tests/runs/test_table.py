@@ -1,13 +1,12 @@
 """Tables of rounds: written, continued, verified and read."""
 
-import csv
 import math
 import os
 
 import polars as pl
 import pytest
 
-from obbo_lightning.runs.table import RoundTable, read_rounds, require_rows, restore_rows, restore_timings
+from obbo_lightning.runs.table import RoundTable, read_rounds, require_rows, restore_last_row, restore_timings
 
 COLUMNS = ["round", "loss", "test_loss", "regret/exact"]
 ROWS = [
@@ -31,27 +30,17 @@ def path(tmp_path):
     return write(tmp_path / "metrics.csv", ROWS).path
 
 
-def test_all_columns_are_numbers_and_empty_cells_are_null(path):
+def test_all_columns_are_numbers_with_all_digits_and_empty_cells_are_null(path, tmp_path):
     rounds = read_rounds(path)
-    assert rounds.columns == COLUMNS
-    assert rounds.dtypes == [pl.Float64] * 4
+    assert (rounds.columns, rounds.dtypes) == (COLUMNS, [pl.Float64] * 4)
     assert rounds["round"].to_list() == [1.0, 2.0, 3.0]
+    assert rounds["loss"].to_list() == [row["loss"] for row in ROWS]
     assert rounds["test_loss"].is_null().to_list() == [True, False, False]
-    assert rounds["regret/exact"].to_list() == [None] * 3  # a column without any number
-
-
-def test_numbers_are_read_with_all_digits(path):
-    with path.open(newline="") as file:
-        written = [row["loss"] for row in csv.DictReader(file)]
-    rounds = read_rounds(path)
-    assert rounds["loss"].to_list() == [float(text) for text in written] == [row["loss"] for row in ROWS]
     assert [math.isnan(x) for x in rounds["test_loss"][1:]] == [True, False]
     assert rounds["test_loss"][2] == 2 / 3
-
-
-def test_a_header_alone_has_no_rounds(tmp_path):
-    (tmp_path / "metrics.csv").write_text("round,loss\n")
-    assert read_rounds(tmp_path / "metrics.csv").shape == (0, 2)
+    assert rounds["regret/exact"].to_list() == [None] * 3  # a column without any number
+    (tmp_path / "none.csv").write_text("round,loss\n")
+    assert read_rounds(tmp_path / "none.csv").shape == (0, 2)
 
 
 @pytest.mark.parametrize("text", ["", "round,loss\n1,oops\n", "round,loss\n1,2,3\n"])
@@ -127,8 +116,8 @@ def test_a_mark_recognises_its_rows_and_restores_the_last_one(path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:3], "3,another\n", lines[4]]))
     require_rows(path, mark)
-    restore_rows(path, mark, 3)
-    assert path.read_text() == "".join(lines[:4])
+    restore_last_row(path, mark)
+    assert path.read_text() == "".join(lines)
     path.write_text("".join([lines[0], lines[2], lines[1], lines[3]]))
     with pytest.raises(ValueError, match="is damaged: its first 3 rounds are not those that the run wrote"):
         require_rows(path, mark)

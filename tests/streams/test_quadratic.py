@@ -1,13 +1,11 @@
-"""Quadratic tasks: drift, condition numbers, variation, and the sublinear regret of OBBO."""
+"""Quadratic tasks: drift, condition numbers, and the sublinear regret of OBBO."""
 
 import math
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
-from toy import F64, toy_point
+from toy import F64
 
 from obbo_lightning import OBBO, online
 from obbo_lightning.geometry import AdaptiveDiagonal, Euclidean
@@ -52,42 +50,6 @@ def test_each_lane_drifts_in_its_own_direction():
         for vectors in (moved, still[3][name]):
             cosines = vectors @ vectors.T
             assert float((cosines - torch.eye(3, dtype=torch.float64)).abs().max()) < 0.99
-
-
-def test_variation_is_the_supremum_over_the_ball(stream):
-    """Compute H and V from their definitions, with suprema found by SciPy from several starts."""
-    rounds = 4
-    h1, h2, v1 = (x.numpy() for x in stream.variation(rounds))
-    problem, rng = stream.problem, np.random.default_rng(0)
-
-    def reduced(point, t):
-        outer = torch.tensor(np.broadcast_to(point, (2, 4)).copy(), dtype=F64)
-        return problem.outer_loss(outer, problem.solution(outer, stream.task(t)), stream.task(t)).numpy()
-
-    for lane in range(2):
-        expected_v = expected_h1 = expected_h2 = 0.0
-        for t in range(rounds):
-            best = 0.0
-            for sign in (1, -1):
-                for _ in range(3):
-                    found = minimize(
-                        lambda p, s=sign, t=t, lane=lane: s * (reduced(p, t + 1) - reduced(p, t))[lane],
-                        rng.normal(size=4),
-                        constraints=[{"type": "ineq", "fun": lambda p: stream.domain.radius**2 - (p**2).sum()}],
-                        method="SLSQP",
-                        options={"maxiter": 500},
-                        tol=1e-12,
-                    )
-                    best = max(best, -found.fun)
-            expected_v += best
-            if t >= 1:
-                anywhere = toy_point(dim=4, scale=1.0)
-                move = problem.solution(anywhere, stream.task(t)) - problem.solution(anywhere, stream.task(t - 1))
-                expected_h1 += float(move[lane].norm())
-                expected_h2 += float(move[lane].norm()) ** 2
-        assert math.isclose(v1[lane], expected_v, rel_tol=1e-6)
-        assert math.isclose(h1[lane], expected_h1, rel_tol=1e-12)
-        assert math.isclose(h2[lane], expected_h2, rel_tol=1e-12)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from obbo_lightning import ExactCheckpoints
-from obbo_lightning.runs.checkpoints import CheckpointError
+from obbo_lightning.runs.provenance import CheckpointError
 from obbo_lightning.training.checkpoints import save_checkpoint
 
 

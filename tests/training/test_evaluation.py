@@ -6,13 +6,13 @@ import pytest
 import torch
 from toy import Nonlinear, toy_point, toy_task
 
-from obbo_lightning import OBBO, OnlineBilevelModule, StreamDataModule, Tasks
+from obbo_lightning import OBBO
 from obbo_lightning.core.inner_solvers import InnerSolver
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.hypergradients import FixedPoint
 from obbo_lightning.solvers import GradientDescent, InnerSGD
 from obbo_lightning.training import evaluation
-from obbo_lightning.training.evaluation import Scores, evaluate, evaluate_tasks, gather_scores
+from obbo_lightning.training.evaluation import center, evaluate, evaluate_tasks
 
 
 @pytest.mark.parametrize("start", [None, toy_point(seed=7)], ids=["initial", "warm start"])
@@ -52,17 +52,6 @@ def test_only_a_solver_with_warm_starts_is_given_a_start(warm):
     assert (solver.given[0] is not None) is warm
 
 
-def test_a_module_evaluates_from_where_its_first_task_ended(make_trainer):
-    algorithm = OBBO(lr=0.05, window=2, inner=GradientDescent(steps=3, lr=0.2), hypergradient=FixedPoint(3, lr=0.2))
-    module = OnlineBilevelModule(Nonlinear(), algorithm, toy_point(1), tasks_per_round=2)
-    tasks = Tasks(lambda t: toy_task(lanes=1, seed=t), 10)
-    make_trainer().fit(module, StreamDataModule(tasks, rounds=3, tasks_per_round=2))
-    task, outer = toy_task(lanes=1, seed=99), module.outer.detach()
-    first, second = (evaluate(module.problem, algorithm, outer, task, state)["loss"] for state in module.states)
-    assert torch.equal(module.evaluate(task)["loss"], first)
-    assert not torch.equal(first, second)
-
-
 class Steps:
     """Stands for a module in training, whose tasks go to its device and precision before they are evaluated."""
 
@@ -93,20 +82,10 @@ def test_every_rank_evaluates_some_of_the_tasks_on_its_device_and_in_its_precisi
     scores = evaluate_tasks(trainer, Steps(rank, 2), "loss", range(5))
     assert asked == [(n, "device", "double", "its state", 5) for n in own]
     expected = [1.0 + n if n in own else 0.0 for n in range(5) for _ in range(2)]  # zeros are those of the other rank
-    assert scores == expected
-    assert scores.others == {"mse": [-value for value in expected]}
+    assert scores == {"loss": expected, "mse": [-value for value in expected]}
 
 
 def test_scores_of_tasks_have_a_mean_with_its_error_and_those_of_lanes_a_median():
-    assert Scores([1.0, 2.0, 6.0]).center(3) == (3.0, pytest.approx((7 / 3) ** 0.5))
-    assert Scores([1.0, 2.0, 6.0, 1.0, 9.0, 3.0]).center(3) == (2.5, None)
-    assert Scores().center(0) == (None, None)
-
-
-def test_scores_of_ranks_are_gathered_in_the_order_of_the_tasks(monkeypatch):
-    def gather(found, own):
-        found[:] = [[{"loss": 0.0}, {"loss": 2.0}, {"loss": 4.0}], [{"loss": 1.0}, {"loss": 3.0}]]
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    assert [one["loss"] for one in gather_scores([], 2)] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert gather_scores([{"loss": torch.tensor([1.0, 4.0])}], 1) == [{"loss": 2.5}]
+    assert center([1.0, 2.0, 6.0], 3) == (3.0, pytest.approx((7 / 3) ** 0.5))
+    assert center([1.0, 2.0, 6.0, 1.0, 9.0, 3.0], 3) == (2.5, None)
+    assert center([], 0) == (None, None)

@@ -14,16 +14,28 @@ from lightning.pytorch.loggers import CSVLogger
 from small_runs import read_table
 from toy import F64, Nonlinear, Proximal, toy_point, toy_task
 
-from obbo_lightning import OAGD, OBBO, SOBOW, FewShot, OnlineBilevelModule, StreamDataModule, Tasks, online
-from obbo_lightning.core.memory import InnerState
+from obbo_lightning import (
+    OAGD,
+    OBBO,
+    SOBOW,
+    BregmanOuterStep,
+    FewShot,
+    OnlineBilevelModule,
+    ParameterGroups,
+    Positive,
+    StreamDataModule,
+    Tasks,
+    online,
+)
+from obbo_lightning.core.memory import HypergradientWindow, InnerState
+from obbo_lightning.core.outer_step import OuterStep
 from obbo_lightning.hypergradients import ClosedForm, FixedPoint
 from obbo_lightning.networks import CNN4, MLP
-from obbo_lightning.runs.checkpoints import CheckpointError
+from obbo_lightning.runs.provenance import CheckpointError
 from obbo_lightning.solvers import ExactSolution, GradientDescent
 from obbo_lightning.streams.quadratic import QuadraticStream, QuadraticTasks
 from obbo_lightning.training import module as module_file
 from obbo_lightning.training.evaluation import evaluate
-from obbo_lightning.training.module import _continue_epoch, _plain_columns
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint"),  # the second trainer has none
@@ -73,12 +85,6 @@ def make_checkpoint(module):
     return content
 
 
-def test_a_plain_trainer_runs_the_plain_loop(make_trainer):
-    module = make_module()
-    make_trainer().fit(module, make_data())
-    assert torch.equal(module.outer.detach(), outer_after(20))
-
-
 def test_a_module_is_made_from_its_data_which_name_the_stream_once(make_trainer):
     data = StreamDataModule(QuadraticStream(seed=3), rounds=5, tasks_per_round=2)
     algorithm = OBBO(inner=ExactSolution(), hypergradient=ClosedForm())
@@ -92,31 +98,26 @@ def test_a_module_is_made_from_its_data_which_name_the_stream_once(make_trainer)
         OnlineBilevelModule.from_data(make_data(), ALGORITHM)
 
 
-def test_every_round_is_logged_under_its_number_with_all_digits(make_trainer, tmp_path):
-    logger = CSVLogger(tmp_path)
-    trainer = make_trainer(logger=logger, log_every_n_steps=1, callbacks=[LearningRateMonitor()])
-    trainer.fit(make_module(), make_data(rounds=6))
+def test_a_plain_trainer_runs_the_plain_loop_and_logs_every_round_with_all_digits(make_trainer, tmp_path):
+    logger, seen, callback, module = CSVLogger(tmp_path), [], L.Callback(), make_module()
+    callback.on_train_batch_end = lambda trainer, module, outputs, *rest: seen.append(
+        (outputs["metrics"], {name: float(v) for name, v in trainer.callback_metrics.items()})
+    )
+    trainer = make_trainer(logger=logger, log_every_n_steps=1, callbacks=[LearningRateMonitor(), callback])
+    trainer.fit(module, make_data(rounds=6))
     rows = read_table(Path(logger.log_dir) / "metrics.csv")
     rounds = [row for row in rows if row["loss"]]
     assert [int(float(row["round"])) for row in rounds] == [int(row["step"]) for row in rounds] == [1, 2, 3, 4, 5, 6]
     expected = online(WarmStarted(), ALGORITHM, [make_tasks()[t] for t in range(6)], toy_point(1))
-    for row, finished in zip(rounds, expected, strict=True):
+    for t, (row, finished, (metrics, shown)) in enumerate(zip(rounds, expected, seen, strict=True), 1):
         known = {name: value for name, value in finished.metrics().items() if value is not None}
         assert {name: float(row[name]) for name in known} == known
-        assert row["regret/exact"] == "" if "regret/exact" in row else True
-    assert any(row["lr-BregmanProx"] for row in rows)
-
-
-def test_callbacks_see_the_metrics_of_the_round_and_its_parts(make_trainer):
-    seen = []
-    callback = L.Callback()
-    callback.on_train_batch_end = lambda trainer, module, outputs, *rest: seen.append(
-        (outputs["round"], outputs["metrics"], {name: float(v) for name, v in trainer.callback_metrics.items()})
-    )
-    make_trainer(callbacks=[callback]).fit(make_module(), make_data(rounds=3))
-    for t, (finished, metrics, shown) in enumerate(seen, 1):
         assert metrics == {"round": t, **finished.metrics()}
-        assert shown == {name: value for name, value in metrics.items() if value is not None}
+        # callbacks see the metrics of the round, and those of other callbacks
+        assert shown == {"round": t, **known, "lr-BregmanProx": pytest.approx(0.05)}
+        assert row.get("regret/exact", "") == ""
+    assert torch.equal(module.outer.detach(), finished.outer)
+    assert any(row["lr-BregmanProx"] for row in rows)
 
 
 def test_a_validation_starts_from_the_current_inner_variable(make_trainer):
@@ -175,14 +176,14 @@ def test_evaluations_start_where_the_first_task_of_all_processes_ended():
 
 
 def test_a_validation_is_the_mean_over_the_tasks_of_all_processes(monkeypatch):
-    module, logged = attach(make_module(), world_size=2), {}
+    module, logged = attach(make_module(), world_size=2, testing=False), {}
     module.log = lambda name, value: logged.__setitem__(name, float(value))
 
     def gather(found, own):
         found[:] = [own, [{"loss": 5.0}]]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    module._scores = [{"loss": torch.tensor([1.0])}]
+    module._scores = [{"loss": torch.tensor([0.5, 1.5])}]  # of two lanes
     module.on_validation_epoch_end()
     assert logged == {"validation/loss": 3.0, "validation/loss_se": 2.0}
 
@@ -341,13 +342,13 @@ def test_a_checkpoint_is_read_to_where_it_is_asked_for_and_must_be_of_a_module(t
 
 def test_a_checkpoint_has_the_inner_state_of_every_task_of_all_processes():
     module, other = (OnlineBilevelModule(Nonlinear(), SOBOW(), toy_point(2), tasks_per_round=2) for _ in range(2))
-    module.states = [InnerState(toy_point(2, seed=n), toy_point(2, seed=10 + n)) for n in range(2)]
+    module.states = [InnerState(*(toy_point(2, seed=10 * k + n) for k in range(3))) for n in range(2)]
     content = make_checkpoint(module)
     other.float()
     other.on_load_checkpoint(content)
     for mine, theirs in zip(module.states, other.states, strict=True):
-        assert torch.equal(mine.inner, theirs.inner)
-        assert torch.equal(mine.linear_solution, theirs.linear_solution)
+        for name in ("inner", "linear_solution", "solver_state"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name))
     assert other.outer.dtype == F64  # before λ itself is loaded, which would lose half of its digits
     every = list(other.states)
     attach(other, global_rank=1, world_size=2).on_fit_start()
@@ -362,11 +363,68 @@ def test_a_checkpoint_has_the_inner_state_of_every_task_of_all_processes():
 
 def test_a_checkpoint_holds_plain_columns_and_continues_its_epoch():
     lanes = pl.DataFrame({"ticker": ["A"], "n": [3], "x": [0.5], "when": pl.Series(["2021-01-04"]).str.to_datetime()})
-    assert _plain_columns(lanes) == {"ticker": ["A"], "n": [3], "x": [0.5], "when": ["2021-01-04 00:00:00"]}
-    assert _plain_columns(None) is None
-    progress = {"current": {"ready": 1, "processed": 1, "completed": 1}, "total": {"processed": 1, "completed": 1}}
-    loop = {"epoch_progress": progress, "epoch_loop.batch_progress": {"is_last_batch": True, "current": 5}}
-    _continue_epoch(loop)
-    assert progress["current"] == {"ready": 1, "processed": 0, "completed": 0}
-    assert progress["total"] == {"processed": 0, "completed": 0}
-    assert loop["epoch_loop.batch_progress"] == {"is_last_batch": False, "current": 5}
+    for given, plain in (
+        (lanes, {"ticker": ["A"], "n": [3], "x": [0.5], "when": ["2021-01-04 00:00:00"]}),
+        (None, None),
+    ):
+        stream = SimpleNamespace(lanes=given, inputs=lambda: "inputs")
+        content = make_checkpoint(attach(make_module(), datamodule=SimpleNamespace(stream=stream)))
+        assert (content["inputs"], content["lanes"]) == ("inputs", plain)
+    make_module().on_load_checkpoint(content)
+    loop = content["loops"]["fit_loop"]
+    assert loop["epoch_progress"] == {key: {"processed": 0, "completed": 0} for key in ("current", "total")}
+    assert loop["epoch_loop.batch_progress"] == {"is_last_batch": False}
+
+
+# BregmanOuterStep.
+
+
+def fake_module(algorithm, outer, groups=None):
+    parameter = torch.nn.Parameter(outer)
+    optimizer = SimpleNamespace(optimizer=algorithm.optimizer(parameter, groups), step=None)
+    processes = SimpleNamespace(gather_entries=lambda rounds: rounds, select_entries=lambda rounds: rounds)
+    parts = {"outer": parameter, "algorithm": algorithm, "problem": SimpleNamespace(groups=groups)}
+    return SimpleNamespace(**parts, processes=processes, optimizers=lambda: optimizer)
+
+
+def test_the_outer_step_continues_from_its_checkpoint_once():
+    module = fake_module(OBBO(lr=0.1, window=3), toy_point(2))
+    first, second = BregmanOuterStep(regret_window=2), BregmanOuterStep(regret_window=2)
+    empty, checkpoint = {}, {}
+    first.on_save_checkpoint(None, module, empty)
+    assert empty == {}  # there is no step yet
+    first.on_train_start(None, module)
+    assert isinstance(first.step, OuterStep)
+    for seed in range(4):
+        first.step.memory.merge(toy_point(2, seed=seed).unsqueeze(0))
+    first.on_save_checkpoint(None, module, checkpoint)
+    assert set(checkpoint["outer_step"]) == {"memory", "regret"}  # Lightning saves the optimizer
+    second.on_load_checkpoint(None, module, checkpoint)
+    second.on_train_start(None, module)
+    assert isinstance(second.step.memory, HypergradientWindow)
+    assert second.step.memory.fill == first.step.memory.fill == 3
+    assert torch.equal(*(one.step.memory.merge(toy_point(2, seed=9).unsqueeze(0)) for one in (first, second)))
+    for _ in range(2):  # another fit, without a checkpoint, and with one of another module
+        second.on_train_start(None, module)
+        assert second.step.memory.fill == 0
+        second.on_load_checkpoint(None, module, {})
+
+
+def test_the_outer_step_has_the_window_the_policy_and_the_groups_that_are_given():
+    groups = ParameterGroups(a=Positive(0.5), b=Positive(0.25))
+    callback = BregmanOuterStep(4, "skip")
+    callback.on_train_start(None, fake_module(OBBO(window=3), groups.start(), groups))
+    windows = {name: regret.memory.window for name, regret in callback.step.regret.items()}
+    assert windows == {"euclidean": 4, "generalized": 1, "exact": 4, "geometry": 1}
+    assert callback.step.on_nonfinite == "skip"
+    assert list(callback.step.groups) == ["a", "b"]
+
+
+def test_impossible_arguments_and_several_optimizers_are_refused():
+    with pytest.raises(ValueError, match="regret_window must be an integer of at least 1, got 0"):
+        BregmanOuterStep(0)
+    with pytest.raises(ValueError, match="on_nonfinite must be one of raise, skip, got 'ignore'"):
+        BregmanOuterStep(1, "ignore")
+    module = SimpleNamespace(optimizers=lambda: [None, None], outer=toy_point(1), problem=Nonlinear())
+    with pytest.raises(TypeError, match="one outer variable and one optimizer, got 2"):
+        BregmanOuterStep().on_train_start(None, module)

@@ -14,15 +14,15 @@ import pytest
 import torch
 import yaml
 from small_runs import config_of, read_summary, read_table
+from torch.utils._pytree import tree_flatten
 from toy import SIX
 
-from obbo_lightning import ExactCheckpoints, OnlineBilevelModule, cli
-from obbo_lightning.runs.checkpoints import list_checkpoints, newest_checkpoint
+from obbo_lightning import OnlineBilevelModule, cli
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.provenance import Provenance
-from obbo_lightning.streams.market.prices import simulate_market
+from obbo_lightning.runs.provenance import list_checkpoints, newest_checkpoint
+from obbo_lightning.streams.market import simulate_market
 from obbo_lightning.training import run as run_file
-from obbo_lightning.training.resume import ResumePoint, _change, _require_more_rounds, _require_unfinished
+from obbo_lightning.training.resume import _change, require_rounds
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning"),
@@ -90,19 +90,11 @@ def require_equal(run, other):
     assert yaml.safe_load(run.config.read_text()) == yaml.safe_load(other.config.read_text())
 
 
-def require_same_values(one, other, where=""):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            require_same_values(one[key], other[key], f"{where}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), where
-        for i, pair in enumerate(zip(one, other, strict=True)):
-            require_same_values(*pair, f"{where}.{i}")
-    else:
-        assert one == other, where
+def require_same_values(one, other):
+    (values, shape), (others, other_shape) = tree_flatten(one), tree_flatten(other)
+    assert shape == other_shape
+    for value, another in zip(values, others, strict=True):
+        assert torch.equal(value, another) if isinstance(value, torch.Tensor) else value == another
 
 
 def without_seconds(checkpoint):
@@ -223,8 +215,19 @@ def test_extending_a_run_discards_its_final_evaluation(split):
     assert (read_summary(run)["test_loss"] is None) == (split == "validation")
 
 
-def test_an_extension_that_was_killed_is_resumed(monkeypatch):
+def test_an_extension_that_was_killed_is_resumed_or_has_changed_nothing(monkeypatch):
     whole, run = fit(*QUADRATIC, rounds=20, name="whole"), fit(*QUADRATIC, rounds=10)
+    before = run.metrics.read_bytes(), read_summary(run)
+
+    def kill(*arguments):
+        raise Crash.Error
+
+    with monkeypatch.context() as patch:  # before its configuration is written
+        patch.setattr("obbo_lightning.training.run_writer.write_atomically", kill)
+        with pytest.raises(Crash.Error):
+            resume(run, "--rounds", 20)
+    assert resume(run) == 0
+    assert (run.metrics.read_bytes(), read_summary(run)) == before
     with monkeypatch.context() as patch:
         patch.setattr(run_file.RoundProgress, "on_train_batch_end", Crash(13).on_train_batch_end)
         with pytest.raises(Crash.Error):
@@ -234,28 +237,13 @@ def test_an_extension_that_was_killed_is_resumed(monkeypatch):
     require_equal(run, whole)
 
 
-def test_an_extension_that_was_killed_before_its_configuration_was_written_changes_nothing(monkeypatch):
-    run = fit(*QUADRATIC, rounds=10)
-    before = run.metrics.read_bytes(), read_summary(run)
-
-    def kill(*arguments):
-        raise Crash.Error
-
-    with monkeypatch.context() as patch:
-        patch.setattr("obbo_lightning.training.run_writer.write_atomically", kill)
-        with pytest.raises(Crash.Error):
-            resume(run, "--rounds", 20)
-    assert resume(run) == 0
-    assert (run.metrics.read_bytes(), read_summary(run)) == before
-
-
 def test_an_impossible_continuation_is_one_line_and_changes_nothing(capsys):
     run = fit(*QUADRATIC, rounds=10)
     before = read_files(run)
     assert resume(run, "--rounds", 10) == 0
     assert "has its 10 rounds already" in capsys.readouterr().out
     for flags, message in {
-        ("--rounds", 9): "rounds must be at least the 10 finished ones, got 9",
+        ("--rounds", 9): "rounds must be more than the 10 finished ones, got 9",
         ("--rounds", 2_000_000): "rounds must be at most the stream's 1000000 tasks, 1 per round, got 2000000",
         (): "--rounds N runs more rounds",
         ("--algorithm.lr", 1): "--data.KEY, --checkpoint and --devices, got --algorithm",
@@ -273,85 +261,49 @@ def test_an_impossible_continuation_is_one_line_and_changes_nothing(capsys):
     assert not changed
 
 
-def test_a_run_that_was_ended_before_its_last_round_is_not_extended(capsys):
-    limited = fit(*QUADRATIC, "--trainer.max_steps", "6", rounds=10, name="limited")
-    assert resume(limited, "--rounds", 20) == 2
-    assert "rounds must be at most trainer.max_steps of the run, 6, got 20" in capsys.readouterr().err
-    stop = "[{name: EarlyStopping, monitor: round, mode: min, patience: 1, check_on_train_epoch_end: false}]"
-    ended = fit(*QUADRATIC, "--trainer.callbacks", stop, "--trainer.val_check_interval", "2", rounds=10)
-    assert read_summary(ended)["rounds"] < 10
-    assert resume(ended, "--rounds", 20) == 2
-    assert "a callback or a limit of its trainer ended it after round" in capsys.readouterr().err
-
-
 def test_an_unfinished_run_may_have_fewer_rounds_than_planned_but_more_than_finished(capsys):
     run = fit(*QUADRATIC, rounds=20)
     before = run.metrics.read_text().splitlines()
     run.summary.unlink()  # as if it had been stopped in round 14
     (run.checkpoints / "round-00000020.ckpt").unlink()
     assert resume(run, "--rounds", 14) == 2
-    assert "rounds must be more than the 14 finished ones, or 20, got 14" in capsys.readouterr().err
+    assert "rounds must be more than the 14 finished ones, got 14" in capsys.readouterr().err
     assert resume(run, "--rounds", 17) == 0
     assert read_summary(run)["rounds"] == 17
     assert run.metrics.read_text().splitlines()[:17] == before[:17]
 
 
 @pytest.mark.parametrize(
-    ("finished", "ended", "done", "rounds", "limit", "continues"),
+    ("finished", "ended", "done", "limit", "interval", "asked", "message"),
     [
-        (True, False, 10, 10, None, False),
-        (True, False, 6, 10, 6, False),
-        (True, False, 10, 10, 20, False),
-        (True, False, 10, 10, -1, False),
-        (True, False, 7, 10, None, True),  # its tasks ended before its rounds
-        (True, False, 5, 10, 6, True),
-        (True, True, 7, 10, None, False),
-        (False, False, 10, 10, None, True),
-        (False, True, 7, 10, None, True),
+        (True, False, 10, None, None, None, "here is finished"),
+        (True, False, 6, 6, None, None, "here is finished"),
+        (True, False, 10, 20, None, None, "here is finished"),
+        (True, False, 10, -1, None, None, "here is finished"),
+        (True, True, 7, None, None, None, "here is finished"),
+        (True, False, 7, None, None, None, None),  # its tasks ended before its rounds
+        (True, False, 5, 6, None, None, None),
+        (False, False, 10, None, None, None, None),
+        (False, True, 7, None, None, None, None),
+        (True, False, 10, None, None, 20, None),
+        (True, False, 10, -1, 5, 20, None),
+        (True, False, 10, 20, 1.0, 20, None),
+        (False, False, 10, None, None, 10, None),  # killed between its last checkpoint and its summary
+        (False, False, 6, None, 0.5, 10, None),
+        (True, True, 7, None, None, 20, "a callback or a limit of its trainer ended it after round 7"),
+        (True, False, 10, 19, None, 20, "rounds must be at most trainer.max_steps of the run, 19, got 20"),
+        (True, False, 10, None, 0.5, 20, "rounds must stay 10, of which trainer.val_check_interval is a fraction"),
+        (True, False, 10, None, None, 9, "rounds must be more than the 10 finished ones, got 9"),
+        (False, False, 8, None, None, 8, "rounds must be more than the 8 finished ones, got 8"),
     ],
 )
-def test_a_finished_run_continues_only_where_rounds_are_left(finished, ended, done, rounds, limit, continues):
+def test_a_run_of_ten_rounds_continues_where_it_would_have_had_them(
+    finished, ended, done, limit, interval, asked, message
+):
     run = SimpleNamespace(finished=finished, path="here", summary=SimpleNamespace(name="summary.json"))
-    config = {"rounds": rounds, "trainer": {"max_steps": limit}}
-    with contextlib.nullcontext() if continues else pytest.raises(ValueError, match="here is finished"):
-        _require_unfinished(run, config, ResumePoint(None, done, ended))
-
-
-@pytest.mark.parametrize(
-    ("ended", "done", "rounds", "limit", "interval", "asked", "message"),
-    [
-        (False, 10, 10, None, None, 20, None),
-        (False, 10, 10, -1, 5, 20, None),
-        (False, 10, 10, 20, 1.0, 20, None),
-        (False, 10, 10, None, None, 10, None),  # killed between its last checkpoint and its summary
-        (False, 6, 10, None, 0.5, 10, None),
-        (True, 7, 10, None, None, 20, "a callback or a limit of its trainer ended it after round 7"),
-        (False, 10, 10, 19, None, 20, "rounds must be at most trainer.max_steps of the run, 19, got 20"),
-        (False, 10, 10, None, 0.5, 20, "rounds must stay 10, of which trainer.val_check_interval is a fraction"),
-        (False, 10, 10, None, None, 9, "rounds must be at least the 10 finished ones, got 9"),
-        (False, 8, 10, None, None, 8, "rounds must be more than the 8 finished ones, or 10, got 8"),
-    ],
-)
-def test_more_rounds_are_run_where_the_run_would_have_had_them(ended, done, rounds, limit, interval, asked, message):
-    config = {"rounds": rounds, "trainer": {"max_steps": limit, "val_check_interval": interval}}
+    config = {"rounds": 10, "trainer": {"max_steps": limit, "val_check_interval": interval}}
     with contextlib.nullcontext() if message is None else pytest.raises(ValueError, match=message):
-        _require_more_rounds(SimpleNamespace(path="here"), config, ResumePoint(None, done, ended), asked)
-
-
-def test_a_run_continues_from_the_newest_checkpoint_or_the_given_one(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    saved = Provenance.start(run, {"threads": 1, "rounds": 9}, {})
-    assert ResumePoint.find(run, None) == (None, 0, False, None)
-    for t, ended in ((3, True), (7, False)):
-        content = {"global_step": t, "ended": ended, "provenance": saved.as_dict()}
-        ExactCheckpoints().save_checkpoint(content, run.checkpoints / f"round-{t:08d}.ckpt")
-    old, new = list_checkpoints(run.checkpoints)
-    assert ResumePoint.find(run, None) == (new, 7, False, saved)
-    assert ResumePoint.find(run, old) == (old, 3, True, saved)
-    ExactCheckpoints().save_checkpoint({"global_step": 9}, run.path / "plain.ckpt")
-    with pytest.raises(ValueError, match=r"plain\.ckpt must be one of a run, got one without a provenance"):
-        ResumePoint.find(run, run.path / "plain.ckpt")
+        assert require_rounds(run, config, done, ended, asked) == (asked or 10)
 
 
 def test_only_devices_and_data_are_changed():
@@ -361,8 +313,6 @@ def test_only_devices_and_data_are_changed():
     assert (changed["trainer"].pop("devices"), changed["data"].pop("drift")) == (2, 0.5)
     before["trainer"].pop("devices"), before["data"].pop("drift")
     assert changed == before
-    with pytest.raises(ValueError, match="data must stay quadratic when a run is continued, got 'market'"):
-        _change(config_of(*QUADRATIC), None, {"name": "market"})
 
 
 # Data that have grown.

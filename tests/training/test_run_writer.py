@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from small_runs import read_table
+from small_runs import QUIET, read_table
 from toy import F64, Nonlinear, toy_point, toy_task
 
 from obbo_lightning import (
@@ -26,16 +26,15 @@ from obbo_lightning import (
 )
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.hypergradients import FixedPoint
-from obbo_lightning.runs.checkpoints import list_checkpoints
 from obbo_lightning.runs.directory import RunDirectory
-from obbo_lightning.runs.provenance import read_provenance
+from obbo_lightning.runs.provenance import list_checkpoints, read_provenance
 from obbo_lightning.runs.status import RunStatus, describe_run
 from obbo_lightning.runs.table import RoundTable
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams.fingerprints import fingerprint_of
 from obbo_lightning.training import run_writer
-from obbo_lightning.training.evaluation import Scores, evaluate
-from obbo_lightning.training.run_writer import LaneHistory, RunWriter, _RoundClock
+from obbo_lightning.training.evaluation import evaluate
+from obbo_lightning.training.run_writer import RunWriter
 from obbo_lightning.training.signals import Stopped
 
 ALGORITHM = OBBO(lr=0.05, window=2, inner=GradientDescent(steps=3, lr=0.2), hypergradient=FixedPoint(3, lr=0.2))
@@ -65,8 +64,8 @@ def train(writer, checkpoint=None, callbacks=(), validation=(), problem=None, **
     """Run the stream of a writer; return the module."""
     outer = toy_point(1) if problem is None else problem.groups.start(dtype=F64)
     module = OnlineBilevelModule(problem or Nonlinear(), ALGORITHM, outer)
-    usual = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    usual |= {"plugins": [ExactCheckpoints()], "limit_val_batches": 0, "max_epochs": 1, "num_sanity_val_steps": 0}
+    usual = {**QUIET, "enable_checkpointing": True, "plugins": [ExactCheckpoints()], "limit_val_batches": 0}
+    usual |= {"num_sanity_val_steps": 0}
     writer.data.validation = validation
     trainer = L.Trainer(**{**usual, **options}, callbacks=[*callbacks, writer], default_root_dir=writer.run.path)
     with writer.status.own(writer.run):
@@ -79,7 +78,7 @@ def newest(folder):
 
 
 def losses(outer, tasks, start):
-    return [float(evaluate(Nonlinear(), ALGORITHM, outer, task, start)["loss"]) for task in tasks]
+    return {"loss": [float(evaluate(Nonlinear(), ALGORITHM, outer, task, start)["loss"]) for task in tasks]}
 
 
 class EndAfter(L.Callback):
@@ -104,7 +103,7 @@ def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(
     assert [int(row["round"]) for row in timings if row["evaluation_seconds"]] == evaluated
     assert writer.metrics.history["loss"] == [float(row["loss"]) for row in rows]
     last = losses(module.outer.detach(), test, module.states[0])
-    assert [float(rows[-1]["test_loss"])] == writer.latest == last
+    assert {"loss": [float(rows[-1]["test_loss"])]} == writer.latest == last
     assert writer.initial == losses(toy_point(1), test, InnerState())
     saved = sorted({*range(2, finished + 1, 2), finished})[-2:]
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [f"round-{t:08d}.ckpt" for t in saved]
@@ -113,7 +112,7 @@ def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(
     assert content["provenance"] == read_provenance(writer.run).as_dict()
     state = content["callbacks"]["RunWriter"]
     due = [float(row["test_loss"]) for row in rows if row["test_loss"] and int(row["round"]) % 3 == 0][-1]
-    assert state["last_due"]["values"] == [due]
+    assert state["last_due"] == {"loss": [due]}
     spent = sum(int(row["gradients"]) + int(row["products"]) for row in rows)
     assert state["evaluations"] == writer.evaluations == spent
 
@@ -124,7 +123,7 @@ def test_a_run_without_test_tasks_is_saved_at_the_same_rounds(ended, tmp_path):
     train(writer, callbacks=[] if ended is None else [EndAfter(ended)])
     names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
     assert names == ([f"round-{t:08d}.ckpt" for t in ((4, 5) if ended else (6, 7))])
-    assert writer.latest == []
+    assert writer.latest == {"loss": []}
 
 
 def test_every_rows_tables_and_provenance_are_complete_before_their_checkpoint(tmp_path, monkeypatch):
@@ -179,13 +178,12 @@ def test_on_other_test_tasks_the_first_outer_variable_is_evaluated_again(tmp_pat
 def test_a_writer_continues_with_all_that_it_had(tmp_path):
     first, second = (make_writer(tmp_path, [toy_task(lanes=1)]) for _ in range(2))
     other = make_writer(tmp_path, [toy_task(lanes=1, seed=8)])
-    first.initial, first.latest, first._last_due = (Scores([float(n)], {"mse": [10.0 + n]}) for n in range(3))
-    first.evaluations, first.seconds = 7, 1000.0
+    first.initial, first.latest, first.last_due = ({"loss": [float(n)], "mse": [10.0 + n]} for n in range(3))
+    first.evaluations, first.seconds, first.lane_regrets = 7, 1000.0, {3: "regrets"}
     for writer in (second, other):
         writer.load_state_dict(first.state_dict())
-        assert [writer.initial, writer.latest, writer._last_due] == [[0.0], [1.0], [2.0]]
-        assert [one.others for one in (writer.initial, writer.latest)] == [{"mse": [10.0]}, {"mse": [11.0]}]
-        assert writer.evaluations == 7
+        for name in ("initial", "latest", "last_due", "evaluations", "lane_regrets", "gradient_norms"):
+            assert getattr(writer, name) is getattr(first, name)
         assert 1000 <= writer.seconds <= writer.elapsed()
     assert not second._test_tasks_changed
     assert other._test_tasks_changed
@@ -271,6 +269,17 @@ def test_a_signal_while_a_run_waits_for_a_task_saves_the_finished_rounds(finishe
         assert "  waiting for the next task  round 3 of 9  " in lines[0]
 
 
+@pytest.mark.parametrize(("method", "finished"), [("_show_test_score", 0), ("_write_row", 1)])
+def test_a_signal_just_before_a_run_waits_is_not_lost(method, finished, tmp_path, monkeypatch):
+    stream = Toy()
+    stream.train = iter([toy_task(lanes=1, seed=t) for t in range(9)])
+    writer = make_writer(tmp_path, saves=100, rounds=9, stream=stream)
+    monkeypatch.setattr(RunWriter, method, lambda *arguments: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Stopped, match=f"stopped by SIGTERM after round {finished}"):
+        train(writer)
+    assert len(list_checkpoints(tmp_path / "checkpoints")) == finished
+
+
 def test_the_signal_of_another_process_ends_this_one_too(tmp_path, monkeypatch):
     monkeypatch.setattr("obbo_lightning.training.distributed.Processes.largest", lambda *arguments: signal.SIGTERM)
     writer = make_writer(tmp_path, rounds=7)
@@ -349,31 +358,31 @@ def test_another_process_than_the_first_writes_nothing_and_knows_the_path_and_th
     assert saved == [tmp_path / "theirs" / "checkpoints"]
 
 
-def test_another_module_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="RunWriter needs an OnlineBilevelModule, got LightningModule"):
-        make_writer(tmp_path).setup(None, L.LightningModule(), "fit")
+def lanes_writer(folder, test=()):
+    """Return a writer of a run whose three lanes have names."""
+    stream = Toy()
+    stream.lanes = pl.DataFrame({"ticker": ["=a", "b", "c"]})
+    return make_writer(folder, test, stream=stream)
 
 
-def add_rounds(history, rounds):
+def add_rounds(writer, rounds):
     for t in rounds:
-        history.add(
-            t,
-            SimpleNamespace(
-                hypergradient=torch.tensor([[3.0, 4.0], [0.0, float(t)], [1.0, 0.0]]),
-                regret={"euclidean": torch.tensor([1.0, 2.0, 3.0]) * t},
-            ),
+        finished = SimpleNamespace(
+            evaluations={},
+            hypergradient=torch.tensor([[3.0, 4.0], [0.0, float(t)], [1.0, 0.0]]),
+            regret={"euclidean": torch.tensor([1.0, 2.0, 3.0]) * t},
         )
+        writer._write_row(SimpleNamespace(global_step=t, is_global_zero=False), finished)
 
 
 @pytest.mark.parametrize(("last", "kept"), [(250, [100, 200, 250]), (200, [100, 200]), (130, [100, 130])])
 def test_regrets_of_lanes_are_kept_every_100_rounds_and_at_the_end_also_after_a_resume(last, kept, tmp_path):
-    first, second = LaneHistory(), LaneHistory()
+    first, second = (lanes_writer(tmp_path, [toy_task(lanes=1)]) for _ in range(2))
     add_rounds(first, range(1, 131))
     second.load_state_dict(first.state_dict())
     add_rounds(second, range(131, last + 1))
-    lanes = pl.DataFrame({"ticker": ["=a", "b", "c"]})
-    scores = {"test_loss": Scores([0.5, 0.25, 0.125, 0.0, 0.75, 0.375])}  # of two tasks
-    second.write(RunDirectory(tmp_path), lanes, torch.zeros(3, 2), scores)
+    second.latest = {"loss": [0.5, 0.25, 0.125, 0.0, 0.75, 0.375]}  # of two tasks
+    second.write_closing_files(torch.zeros(3, 2))
     with np.load(tmp_path / "lanes.npz") as arrays:
         assert arrays["rounds"].tolist() == kept
         assert arrays["regret"].tolist() == [[t, 2 * t, 3 * t] for t in kept]
@@ -386,51 +395,35 @@ def test_regrets_of_lanes_are_kept_every_100_rounds_and_at_the_end_also_after_a_
 
 
 def test_a_lane_of_one_number_has_its_weight(tmp_path):
-    history = LaneHistory()
-    add_rounds(history, [1])
-    outer = torch.tensor([[1.0], [2.0], [3.0]])
-    history.write(RunDirectory(tmp_path), pl.DataFrame({"ticker": ["a", "b", "c"]}), outer, {"test_loss": Scores()})
+    writer = lanes_writer(tmp_path)
+    add_rounds(writer, [1])
+    writer.latest = {"loss": []}
+    writer.write_closing_files(torch.tensor([[1.0], [2.0], [3.0]]))
     events = pl.read_csv(tmp_path / "events.csv")
     assert events.columns == ["ticker", "weight", "regret", "gradient_norm"]  # no test tasks
     assert events["weight"].to_list() == [1.0, 2.0, 3.0]
 
 
-class Clocks:
-    """A wall clock and a CPU clock that the test turns."""
-
-    def __init__(self, monkeypatch):
-        self.wall, self.cpu, self.clock = 100.0, 7.0, _RoundClock(threads=2)
-        monkeypatch.setattr("time.perf_counter", lambda: self.wall)
-        monkeypatch.setattr("time.process_time", lambda: self.cpu)
-
-    def rounds(self, count, wall, cpu, on_cpu=True):
-        for _ in range(count):
-            self.clock.start()
-            self.wall, self.cpu = self.wall + wall, self.cpu + cpu
-            assert self.clock.stop(on_cpu) == pytest.approx(wall)
-            self.wall += 50.0  # between rounds, where a run may wait for a task
-
-
-@pytest.fixture
-def clocks(monkeypatch):
-    return Clocks(monkeypatch)
-
-
-def test_rounds_that_take_much_longer_than_they_compute_are_reported_once(clocks, capsys):
-    clocks.rounds(50, wall=1.0, cpu=1.0)
-    assert capsys.readouterr().err == ""
-    clocks.rounds(30, wall=1.0, cpu=0.25)
-    error = capsys.readouterr().err
-    assert "a round takes 1 s and computes for 0.25 s of them" in error
-    assert error.count("\n") == 1
-    assert clocks.clock.average == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(("cpu", "on_cpu"), [(0.6, True), (1.0, True), (2.0, True), (0.01, False)])
-def test_rounds_that_compute_and_single_slow_ones_are_not_reported(cpu, on_cpu, clocks, capsys):
-    for _ in range(5):
-        clocks.rounds(9, wall=1.0, cpu=cpu, on_cpu=on_cpu)
-        clocks.rounds(1, wall=3.0, cpu=3.0 * cpu, on_cpu=on_cpu)
-    clocks.rounds(9, wall=1.0, cpu=1.0)
-    clocks.rounds(1, wall=3.0, cpu=1.0)
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("rounds", "wall", "cpu", "on_cpu", "reported"),
+    [
+        (30, 1.0, 0.25, True, True),
+        (30, 1.0, 0.6, True, False),
+        (30, 1.0, 2.0, True, False),
+        (30, 1.0, 0.01, False, False),  # what a GPU computes is no CPU time
+        (4, 1.0, 0.25, True, False),  # a few slow rounds
+    ],
+)
+def test_rounds_that_take_much_longer_than_they_compute_are_reported_once(
+    rounds, wall, cpu, on_cpu, reported, tmp_path, monkeypatch, capsys
+):
+    writer, clocks = make_writer(tmp_path), [100.0, 7.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clocks[0])
+    monkeypatch.setattr("time.process_time", lambda: clocks[1])
+    for _ in range(rounds):
+        writer._begun = clocks[0], clocks[1]
+        clocks[:] = clocks[0] + wall, clocks[1] + cpu
+        assert writer._stop_clock(on_cpu) == pytest.approx(wall)
+        clocks[0] += 50.0  # between rounds, where a run may wait for a task
+    assert writer._average == pytest.approx(wall)
+    assert capsys.readouterr().err.count("obbo: rounds take twice as long as they compute") == reported

@@ -1,8 +1,6 @@
 """Task sets of learn2learn as a stream."""
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,17 +29,25 @@ class LearnToLearnTasks(TaskSequence):
     """
 
     def __init__(self, taskset: Any, shots: int, length: int, seed: tuple[int | str, ...] = (0,)) -> None:
-        for needed in ("sample_task_description", "get_task"):
-            if not hasattr(taskset, needed):
-                raise ValueError(f"taskset must be a learn2learn.data.Taskset, got {type(taskset).__name__}")
+        if not hasattr(taskset, "sample_task_description"):
+            raise ValueError(f"taskset must be a learn2learn.data.Taskset, got {type(taskset).__name__}")
         self.taskset = taskset
         self.shots = at_least("data.shots", shots, 1)
         self.length = at_least("data.length", length, 1)
         self.seed = seed
 
     def task(self, t: int) -> Task:
-        with _seeded_globally(derive_seed(*self.seed, t)):
-            examples, labels = self.taskset.get_task(self.taskset.sample_task_description())
+        # seed the global generators of Python, NumPy and torch, because transforms may use any of them
+        seed, before, numpy_before = derive_seed(*self.seed, t), random.getstate(), np.random.get_state()  # noqa: NPY002
+        try:
+            with torch.random.fork_rng(devices=[]):
+                random.seed(seed)
+                np.random.seed(seed % 2**32)  # noqa: NPY002
+                torch.manual_seed(seed)
+                examples, labels = self.taskset.get_task(self.taskset.sample_task_description())
+        finally:
+            random.setstate(before)
+            np.random.set_state(numpy_before)  # noqa: NPY002
         _, labels, counts = labels.unique(return_inverse=True, return_counts=True)
         if bool((counts != counts[0]).any()) or int(counts[0]) <= self.shots:
             raise ValueError(
@@ -86,18 +92,3 @@ class LearnToLearnStream(Stream):
     def task_spec(self) -> dict[str, Any]:
         task = self.train[0]
         return network_arguments(int(task["support_labels"].max()) + 1, task["support"].shape[1:])
-
-
-@contextmanager
-def _seeded_globally(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python, NumPy and torch, because transforms may use any of them."""
-    before, numpy_before = random.getstate(), np.random.get_state()  # noqa: NPY002 the global generator is meant
-    with torch.random.fork_rng(devices=[]):
-        try:
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            torch.manual_seed(seed)
-            yield
-        finally:
-            random.setstate(before)
-            np.random.set_state(numpy_before)  # noqa: NPY002

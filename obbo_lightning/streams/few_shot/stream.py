@@ -1,14 +1,11 @@
 """Few-shot tasks from examples by class, and the base classes of few-shot streams."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from obbo_lightning.core.problem import Task
@@ -16,121 +13,54 @@ from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, one_of, require_memory
 from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.streams.fingerprints import digest_arrays
 from obbo_lightning.streams.stream import Metric, Stream, TaskSequence
 
-SPLITS = ("train", "validation", "test")
 NETWORK_ARGUMENTS = ("ways", "shape", "channels", "image_size")  # see `network_arguments`
 
 
 class ExampleSource(Protocol):
-    """Examples by class."""
+    """Examples by class, of one shape."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one example."""
-        ...
+    shape: tuple[int, ...]
 
-    def smallest(self, classes: Sequence[int]) -> int | None:
-        """Return the number of examples of the smallest of these classes; None if there is no limit."""
-        ...
+    def require(self, classes: Sequence[int], count: int) -> None:
+        """Refuse classes with fewer examples than one task needs of each."""
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """Return one random example for each entry of ``classes`` ``[n, …]``, no example of a class twice."""
+        """Return one random example for each entry of ``classes``, distinct ones for equal (adjacent) entries."""
         ...
 
 
-class StoredClasses:
-    """Examples in memory, by class; sampled without replacement within a task.
-
-    Args:
-        examples: ``[n, …]``.
-        labels: class number of each example.
-        scale: turns stored examples into the tensors that a network takes.
-        names: of the classes; None: their numbers.
-    """
-
-    def __init__(
-        self,
-        examples: Tensor,
-        labels: NDArray[np.integer],
-        scale: Callable[[Tensor], Tensor] | None = None,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        self.examples = examples
-        self.names = names
-        self.members = {int(c): torch.from_numpy(np.flatnonzero(labels == c)) for c in np.unique(labels)}
-        self._scale = scale
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.examples.shape[1:])
-
-    def smallest(self, classes: Sequence[int]) -> int | None:
-        return min(len(self.members[c]) for c in classes)
-
-    def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """Return one example for each entry; entries of the same class must be adjacent, and get distinct examples."""
-        rows = []
-        for c, count in zip(*(x.tolist() for x in classes.unique_consecutive(return_counts=True)), strict=True):
-            members = self.members[c]
-            rows.append(members[torch.randperm(len(members), generator=generator)[:count]])
-        drawn = self.examples[torch.cat(rows)]
-        return drawn if self._scale is None else self._scale(drawn)
-
-
+@dataclass(eq=False, repr=False)
 class FewShotTasks(TaskSequence):
     """Task t: some classes of one split, with support examples to adapt on and query examples to be evaluated on.
 
-    A pure function of (seed, t). With order ``drift`` the mix of superclasses moves with t: the probabilities of
-    superclasses are a bump that passes through all of them every ``period`` rounds.
-
-    Args:
-        source: of the examples.
-        classes: of this split.
-        length: number of tasks.
-        ways: classes per task.
-        shots: support examples per class.
-        queries: query examples per class.
-        order: ``iid`` or ``drift``.
-        period: rounds of one cycle of the drift.
-        seed: integers and words that identify the randomness of this split.
-        superclass: of each class; None: every class is its own.
+    A pure function of (seed, t). With order ``drift`` the probabilities of superclasses are a bump that passes through
+    all of them every ``period`` rounds; without superclasses every class is its own.
     """
 
-    def __init__(
-        self,
-        source: ExampleSource,
-        classes: Sequence[int],
-        length: int,
-        ways: int = 5,
-        shots: int = 5,
-        queries: int = 5,
-        order: str = "iid",
-        period: int = 1000,
-        seed: tuple[int | str, ...] = (0,),
-        superclass: Mapping[int, int] | None = None,
-    ) -> None:
-        self.ways, self.shots = at_least("data.ways", ways, 2), at_least("data.shots", shots, 1)
-        self.per_class = shots + at_least("data.queries", queries, 1)
-        self.order = one_of("data.order", order, ("iid", "drift"))
-        self.period = at_least("data.period", period, 1)
-        if ways > len(classes):
-            split = next((word for word in seed if isinstance(word, str)), "tasks'")
-            raise ValueError(f"data.ways must be at most the {len(classes)} classes of the {split} split, got {ways}")
-        most = source.smallest(classes)
-        if most is not None and self.per_class > most:
-            raise ValueError(
-                f"data.shots + data.queries must be at most {most}, all examples of {_smallest_name(source, classes)}, "
-                f"got {self.per_class}: add examples, leave the class out, or lower them"
-            )
-        examples = ways * self.per_class
-        require_memory("data.ways × (data.shots + data.queries)", examples, 4.0 * examples * math.prod(source.shape))
-        self.source = source
-        self.classes = torch.tensor(list(classes))
-        self.superclasses = [c if superclass is None else superclass[c] for c in classes]
-        self.length = at_least("data.length", length, 1)
-        self.seed = seed
+    source: ExampleSource
+    classes: Tensor
+    length: int
+    ways: int = 5
+    shots: int = 5
+    queries: int = 5
+    order: str = "iid"
+    period: int = 1000
+    seed: tuple[int | str, ...] = (0,)
+    superclass: Mapping[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("ways", 2), ("shots", 1), ("queries", 1), ("period", 1)):
+            at_least(f"data.{name}", getattr(self, name), least)
+        one_of("data.order", self.order, ("iid", "drift"))
+        if self.ways > len(self.classes):
+            split = f"{len(self.classes)} classes of the {self.seed[-1]} split"
+            raise ValueError(f"data.ways must be at most the {split}, got {self.ways}")
+        self.per_class = self.shots + self.queries
+        self.source.require(self.classes.tolist(), self.per_class)
+        count = self.ways * self.per_class
+        require_memory("data.ways × (data.shots + data.queries)", count, 4.0 * count * math.prod(self.source.shape))
 
     def task(self, t: int) -> Task:
         generator = torch.Generator().manual_seed(derive_seed(*self.seed, t))
@@ -143,8 +73,9 @@ class FewShotTasks(TaskSequence):
         """Return the unnormalised probability of each class in round t."""
         if self.order == "iid":
             return torch.ones(len(self.classes))
-        names = sorted(set(self.superclasses))
-        place = torch.tensor([names.index(s) / len(names) for s in self.superclasses])
+        groups = [self.superclass[c] if self.superclass else c for c in self.classes.tolist()]
+        names = sorted(set(groups))
+        place = torch.tensor([names.index(group) / len(names) for group in groups])
         return torch.exp(3 * torch.cos(2 * math.pi * (place - t / self.period)))
 
 
@@ -157,13 +88,6 @@ def support_and_query(examples: Tensor, labels: Tensor, per_class: int, shots: i
         "query": examples[~is_support],
         "query_labels": labels[~is_support],
     }
-
-
-def _smallest_name(source: ExampleSource, classes: Sequence[int]) -> str:
-    """Return the name of the class with the fewest examples."""
-    smallest = min(classes, key=lambda c: source.smallest([c]) or 0)
-    names = getattr(source, "names", None)
-    return f"class {names[smallest]!r}" if names else f"class {smallest}"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -198,108 +122,16 @@ class FewShotStream(Stream):
     def make_tasks(
         self, source: ExampleSource, splits: Mapping[str, Sequence[int]], superclass: Mapping[int, int] | None = None
     ) -> None:
-        """Set the tasks of all splits.
-
-        Args:
-            source: of the examples.
-            splits: classes of ``train``, ``validation`` and ``test``.
-            superclass: of each class; None: every class is its own.
-        """
+        """Set the tasks of ``train``, ``validation`` and ``test``, whose classes ``splits`` has."""
         for split in sorted(splits, key=lambda split: len(splits[split])):  # the one with fewest classes refuses first
-            trains = split == "train"
-            tasks = FewShotTasks(
-                source,
-                splits[split],
-                self.LENGTHS[split],
-                self.ways,
-                self.shots,
-                self.queries,
-                self.order if trains else "iid",
-                self.period,
-                (self.seed, split) if trains else (split,),
-                superclass,
-            )
+            order, seed = (self.order, (self.seed, split)) if split == "train" else ("iid", (split,))
+            counts = (self.LENGTHS[split], self.ways, self.shots, self.queries)
+            classes = torch.tensor(list(splits[split]))
+            tasks = FewShotTasks(source, classes, *counts, order, self.period, seed, superclass)
             setattr(self, split, tasks)
 
     def task_spec(self) -> dict[str, Any]:
         return network_arguments(self.ways, self.train.source.shape)
-
-
-@dataclass(eq=False, repr=False)
-class StoredFewShotStream(FewShotStream):
-    """Few-shot tasks from the labelled examples of a file, kept in memory.
-
-    Args:
-        path: of the file.
-        ratios: shares of train, validation and test among the classes that no list names.
-        train_classes: classes to train on; None: a share of the classes that no list names. Quote names like '010',
-            which YAML reads as numbers.
-        validation_classes: classes of the validation tasks.
-        test_classes: classes of the test tasks.
-    """
-
-    path: str
-    ratios: Sequence[float] = (0.6, 0.2, 0.2)
-    train_classes: Sequence[str | int] | None = None
-    validation_classes: Sequence[str | int] | None = None
-    test_classes: Sequence[str | int] | None = None
-
-    def split_examples(self, examples: NDArray[Any], labels: NDArray[np.generic]) -> NDArray[np.bool_]:
-        """Name and split the classes; return which examples are of training classes."""
-        names, self.numbers = np.unique(labels.astype(str), return_inverse=True)
-        self.names: list[str] = names.tolist()
-        lists = (self.train_classes, self.validation_classes, self.test_classes)
-        self.splits = split_classes(self.names, self.ratios, lists)
-        if not self.splits["train"]:
-            raise ValueError("data.ratios and data.train_classes must leave classes to train on, got none")
-        self._digests = {name: digest_arrays(examples[self.numbers == c]) for c, name in enumerate(self.names)}
-        return np.isin(self.numbers, self.splits["train"])
-
-    def source_digests(self) -> dict[str, str]:
-        """Return a digest of each class's examples, as they are in the file."""
-        return self._digests
-
-    @property
-    def trained_on(self) -> list[str]:
-        """Names of the training classes."""
-        return [self.names[c] for c in self.splits["train"]]
-
-
-def split_classes(
-    names: Sequence[str], ratios: Sequence[float], lists: Sequence[Sequence[str | int] | None]
-) -> dict[str, list[int]]:
-    """Return class numbers of each split: those that its list names, or its share of the classes that no list names.
-
-    >>> split_classes(["ant", "bee", "cat", "dog"], [0.5, 0.25, 0.25], [None, None, ["ant"]])["test"]
-    [0]
-    """
-    if len(ratios) != 3 or min(ratios) < 0 or sum(ratios) <= 0:
-        raise ValueError(f"data.ratios must be three shares, none negative, got {list(ratios)!r}")
-    chosen: dict[str, list[int]] = {}
-    owner: dict[str, str] = {}
-    for split, wanted in zip(SPLITS, lists, strict=True):
-        for name in map(str, wanted or ()):
-            if name not in names:
-                near = get_close_matches(name, names, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(
-                    f"data.{split}_classes must be of the {len(names)} classes there are, got {name!r}{hint}"
-                )
-            if name in owner:
-                raise ValueError(f"data.{split}_classes must not share a class with {owner[name]}, got {name!r}")
-            owner[name] = split
-        chosen[split] = sorted(names.index(str(name)) for name in wanted or ())
-    free = [i for i, name in enumerate(names) if name not in owner]
-    generator = torch.Generator().manual_seed(derive_seed("classes"))
-    free = [free[i] for i in torch.randperm(len(free), generator=generator).tolist()]
-    sharing = [(split, share) for split, share, wanted in zip(SPLITS, ratios, lists, strict=True) if wanted is None]
-    total, share_before, start = sum(share for _, share in sharing), 0.0, 0
-    for split, share in sharing:
-        share_before += share
-        end = round(len(free) * share_before / total) if total else start
-        chosen[split] = sorted(free[start:end])
-        start = end
-    return chosen
 
 
 def network_arguments(ways: int, shape: Sequence[int]) -> dict[str, Any]:

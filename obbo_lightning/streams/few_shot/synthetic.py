@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.validation import at_least, nonnegative, one_of, require_memory
-from obbo_lightning.streams.few_shot.images import PixelScaler
+from obbo_lightning.streams.few_shot.stored import PixelScaler
 from obbo_lightning.streams.few_shot.stream import FewShotStream
 
 CLASSES = 100
@@ -23,19 +23,13 @@ class GeneratedImages:
 
     A superclass is an outline (disk, three- to six-lobed) and a kind of texture (stripes, checks, rings, strokes); its
     five classes differ in the texture's frequency and direction, the depth of the lobes, the hole and the hue. Every
-    image has its own position, size, rotation, colours and noise.
-
-    Args:
-        image_size: side of the images.
-        channels: 3, or 1 for grey.
-        noise: amplitude of the noise of pixels; more is harder.
+    image has its own position, size, rotation, colours and noise. The arguments are those of `SyntheticStream`.
     """
 
     def __init__(self, image_size: int = 32, channels: int = 3, noise: float = 0.8) -> None:
         require_memory("data.image_size", image_size, 16.0 * channels * image_size**2)
-        self.image_size = image_size
-        self.channels = channels
-        self.noise = noise
+        self.image_size, self.channels, self.noise = image_size, channels, noise
+        self.shape: tuple[int, ...] = (channels, image_size, image_size)
         axis = torch.linspace(-1, 1, image_size)
         self._y, self._x = torch.meshgrid(axis, axis, indexing="ij")
         classes = torch.arange(CLASSES)
@@ -50,12 +44,8 @@ class GeneratedImages:
         hue = 2 * math.pi * ((7 * classes) % CLASSES) / CLASSES
         self._colour = 0.5 + 0.3 * torch.stack([hue.cos(), (hue - 2.1).cos(), (hue + 2.1).cos()], dim=-1)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.channels, self.image_size, self.image_size
-
-    def smallest(self, classes: Sequence[int]) -> int | None:
-        return None  # there is no limit
+    def require(self, classes: Sequence[int], count: int) -> None:
+        pass  # there is no limit
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
         """Return one image for each entry of ``classes`` ``[n, channels, size, size]``, of mean 0 and deviation 1."""

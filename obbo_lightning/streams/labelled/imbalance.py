@@ -11,14 +11,8 @@ from obbo_lightning.core.validation import fraction
 from obbo_lightning.networks.mlp import MLP
 from obbo_lightning.problems.imbalance import VectorScaling
 from obbo_lightning.problems.module import ModuleProblem
-from obbo_lightning.streams.labelled.stream import (
-    LabelledExamples,
-    LabelledStream,
-    add_validation,
-    train_on_validation_only,
-    train_with_fixed_outer,
-)
-from obbo_lightning.streams.stream import Metric, Tasks
+from obbo_lightning.streams.labelled.stream import LabelledExamples, LabelledStream, validation_as_training
+from obbo_lightning.streams.stream import Metric
 
 SPREAD = 2.0  # of generated clusters: they overlap, so that frequencies matter
 
@@ -76,38 +70,32 @@ class ImbalanceStream(LabelledStream):
     def task(self, t: int) -> Task:
         generator, frequency = self.generator("round", t), self.frequency(t)
         classes = torch.multinomial(frequency, self.counts["batch"], replacement=True, generator=generator)
-        train_x, train_y = self.data.take(self.data.random_rows_of("train", classes, generator))
-        test_x, test_y = self._balanced("test", generator)
-        validation_x, validation_y = (values.clone() for values in self.clean)  # a caller may change a task in place
-        return {
-            "train_x": train_x,
-            "train_y": train_y,
-            "frequency": frequency,
-            "test_x": test_x,
-            "test_y": test_y,
-            "validation_x": validation_x,
-            "validation_y": validation_y,
-        }
+        train = self.data.random_rows_of("train", classes, generator)
+        test = self._balanced("test", generator)
+        return {"frequency": frequency, **self.data.task(train=train, validation=self.clean, test=test)}
 
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
         """Run plain training, offsets that know the frequencies, and training on the balanced examples."""
         assert isinstance(problem, ModuleProblem)
-        tasks = Tasks(self.task, rounds)
-        metric, start = self.metric.name, problem.hyper.start()  # offsets of 0, scales of 1
+        start = problem.hyper.start()  # offsets of 0, scales of 1
 
         def outer(t: int) -> Tensor:
             return torch.stack([start[0], torch.cat([self.adjustment(t).to(start), start[0, self.data.classes :]])])
 
-        plain, informed = train_with_fixed_outer(problem, algorithm, tasks, outer, metric)
-        (added,) = train_with_fixed_outer(problem, algorithm, add_validation(tasks), lambda t: start, metric)
+        def add_validation(task: Task) -> Task:
+            more = validation_as_training(task)
+            return task | {name: torch.cat([task[name], values]) for name, values in more.items()}
+
+        plain, informed = self.train_with_fixed_outer(problem, algorithm, rounds, outer)
+        (added,) = self.train_with_fixed_outer(problem, algorithm, rounds, lambda t: start, add_validation)
         return {
             "plain training": plain,
             "offsets that know the frequencies": informed,
-            "the balanced examples alone": train_on_validation_only(problem, algorithm, tasks, metric),
+            "the balanced examples alone": self.train_on_validation_only(problem, algorithm, rounds),
             "the balanced examples added to every batch": added,
         }
 
-    def _balanced(self, pool: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return as many examples of each class as the pool's count."""
+    def _balanced(self, pool: str, generator: torch.Generator) -> Tensor:
+        """Return as many rows of each class as the pool's count."""
         classes = torch.arange(self.data.classes).repeat_interleave(self.counts[pool])
-        return self.data.take(self.data.random_rows_of(pool, classes, generator))
+        return self.data.random_rows_of(pool, classes, generator)

@@ -12,13 +12,8 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.validation import at_least, decay
 from obbo_lightning.networks.cnn4 import CNN4
 from obbo_lightning.problems.regularization import Regularized
-from obbo_lightning.streams.labelled.stream import (
-    LabelledExamples,
-    LabelledStream,
-    train_on_validation_only,
-    train_with_fixed_outer,
-)
-from obbo_lightning.streams.stream import Metric, Tasks
+from obbo_lightning.streams.labelled.stream import LabelledExamples, LabelledStream
+from obbo_lightning.streams.stream import Metric
 
 CYCLE = 4  # phases until the mix of classes repeats
 SHARPNESS = 3.0  # of the mix: the most frequent class is e^6 times as frequent as the rarest
@@ -87,19 +82,12 @@ class RegularizationStream(LabelledStream):
         rows = self._random_rows("train", "examples", phase, generator)
         wrong = torch.rand(rows.shape, generator=generator) < self.noise[phase % len(self.noise)]
         other = torch.randint(self.data.classes, rows.shape, generator=generator)
-        validation_x, validation_y = self.data.take(self._random_rows("validation", "validation", phase, generator))
+        validation = self._random_rows("validation", "validation", phase, generator)
         generator = self.generator("round", t)
         chosen = torch.randint(len(rows), (self.counts["batch"],), generator=generator)
-        train_x, truth = self.data.take(rows[chosen])
-        test_x, test_y = self.data.take(self._random_rows("test", "test", phase, generator))
-        return {
-            "train_x": train_x,
-            "train_y": torch.where(wrong[chosen], other[chosen], truth),
-            "validation_x": validation_x,
-            "validation_y": validation_y,
-            "test_x": test_x,
-            "test_y": test_y,
-        }
+        test = self._random_rows("test", "test", phase, generator)
+        task = self.data.task(train=rows[chosen], validation=validation, test=test)
+        return task | {"train_y": torch.where(wrong[chosen], other[chosen], task["train_y"])}
 
     def _random_rows(self, pool: str, count: str, phase: int, generator: torch.Generator) -> Tensor:
         classes = torch.multinomial(self.mix(phase), self.counts[count], replacement=True, generator=generator)
@@ -107,10 +95,9 @@ class RegularizationStream(LabelledStream):
 
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
         """Run hardly any regularization, the best fixed one of a few, and training on the validation examples."""
-        tasks = Tasks(self.task, rounds)
-        fixed = train_with_fixed_outer(problem, algorithm, tasks, lambda t: torch.tensor(FIXED))
+        fixed = self.train_with_fixed_outer(problem, algorithm, rounds, lambda t: torch.tensor(FIXED))
         return {
             "hardly any regularization": fixed[0],
             "best fixed regularization in hindsight": max(fixed, key=sum),
-            "validation examples only": train_on_validation_only(problem, algorithm, tasks),
+            "validation examples only": self.train_on_validation_only(problem, algorithm, rounds),
         }

@@ -10,13 +10,8 @@ from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.validation import at_least, one_of
 from obbo_lightning.networks.mlp import MLP
 from obbo_lightning.problems.sources import SourceWeights
-from obbo_lightning.streams.labelled.stream import (
-    LabelledExamples,
-    LabelledStream,
-    train_on_validation_only,
-    train_with_fixed_outer,
-)
-from obbo_lightning.streams.stream import Metric, Tasks
+from obbo_lightning.streams.labelled.stream import LabelledExamples, LabelledStream
+from obbo_lightning.streams.stream import Metric
 
 ERRORS = ("shifted", "random", "adversarial")
 POWERS = (0.0, 1.0, 2.0, 4.0, 8.0, 32.0)  # of the share of correct labels: equal weights, …, the best source only
@@ -69,28 +64,19 @@ class SourcesStream(LabelledStream):
         self.change = one_of("data.change", change, ("abrupt", "gradual"))
         data = LabelledExamples.generate_clusters() if path is None else LabelledExamples.read(path, label)
         super().__init__(data, period, seed, examples=examples, validation=validation, test=test)
-        self.clean = data.take(data.random_rows("validation", validation, self.generator("trusted")))
+        self.clean = data.random_rows("validation", validation, self.generator("trusted"))
 
     def task_spec(self) -> dict[str, Any]:
         return {"sources": self.sources, **super().task_spec()}
 
     def task(self, t: int) -> Task:
         generator = self.generator("round", t)
-        rows = self.data.random_rows("train", self.sources * self.counts["examples"], generator)
-        train_x, truth = self.data.take(rows)
+        train = self.data.random_rows("train", self.sources * self.counts["examples"], generator)
+        test = self.data.random_rows("test", self.counts["test"], generator)
+        task = self.data.task(train=train, validation=self.clean, test=test)
         source = torch.arange(self.sources).repeat_interleave(self.counts["examples"])
-        test_x, test_y = self.data.take(self.data.random_rows("test", self.counts["test"], generator))
-        validation_x, validation_y = (values.clone() for values in self.clean)  # a caller may change a task in place
-        return {
-            "train_x": train_x,
-            "train_y": self._given_labels(t, truth, source, generator),
-            "train_source": source,
-            "right": self.right(t),
-            "validation_x": validation_x,
-            "validation_y": validation_y,
-            "test_x": test_x,
-            "test_y": test_y,
-        }
+        given = self._given_labels(t, task["train_y"], source, generator)
+        return task | {"train_y": given, "train_source": source, "right": self.right(t)}
 
     def right(self, t: int) -> Tensor:
         """Return the probability that a label of each source comes from a correct one ``[sources]``."""
@@ -124,19 +110,16 @@ class SourcesStream(LabelledStream):
 
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
         """Run equal weights, the true ones, the best fixed ones, and training without any source."""
-        tasks = Tasks(self.task, rounds)
         mean_right = torch.stack([self.right(t) for t in range(rounds)]).mean(0)
-        fixed = torch.stack([_shares(mean_right**power) for power in POWERS])
-        *by_power, truth = train_with_fixed_outer(
-            problem, algorithm, tasks, lambda t: torch.cat([fixed, _shares(self.right(t))[None]])
-        )
+        powers = [mean_right**power for power in POWERS]
+
+        def weights(t: int) -> Tensor:
+            return torch.stack([values / values.sum() for values in (*powers, self.right(t))])
+
+        *by_power, truth = self.train_with_fixed_outer(problem, algorithm, rounds, weights)
         return {
             "equal weights": by_power[0],
             "best fixed weights in hindsight": max(by_power, key=sum),
-            "clean validation examples only": train_on_validation_only(problem, algorithm, tasks),
+            "clean validation examples only": self.train_on_validation_only(problem, algorithm, rounds),
             "weights that know the truth": truth,
         }
-
-
-def _shares(values: Tensor) -> Tensor:
-    return values / values.sum()

@@ -1,7 +1,7 @@
 """Labelled examples in three pools, the base class of streams that train a network on them, and its baselines."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,21 +30,13 @@ FRACTION = 10  # one of so many examples validates; where the file names no test
 
 @dataclass(frozen=True)
 class LabelledExamples:
-    """Examples with the class of each, divided into three pools.
+    """Examples with the class of each, divided into three pools."""
 
-    Attributes:
-        examples: ``[n, …]``, bytes of pixels or numbers.
-        labels: class numbers ``[n]``.
-        pools: row numbers by name of the pool.
-        mean: of the training examples, of each channel of an image ``[channels, 1, 1]`` or of each feature.
-        deviation: of the training examples, in the same shape.
-    """
-
-    examples: Tensor
-    labels: Tensor
-    pools: dict[str, Tensor]
-    mean: Tensor
-    deviation: Tensor
+    examples: Tensor  # [n, …], bytes of pixels or numbers
+    labels: Tensor  # class numbers [n]
+    pools: dict[str, Tensor]  # row numbers by name of the pool
+    mean: Tensor  # of the training examples, by channel of an image [channels, 1, 1] or by feature
+    deviation: Tensor  # of the training examples, in the same shape
 
     @classmethod
     def from_tensors(cls, examples: Tensor, labels: Tensor, is_test: Tensor | None = None) -> "LabelledExamples":
@@ -71,26 +63,21 @@ class LabelledExamples:
         """Read an npz file with ``images`` or ``examples``, an array of labels, and perhaps ``is_test``."""
         file = Path(path).expanduser()
         require_file("data.path", file, "an npz file", (".npz",))
-        arrays, known = read_npz(file, ("images", "examples", label, "is_test"))
-        if label not in arrays:
-            raise ValueError(f"data.label must be an array of {path}, which are {', '.join(known)}, got {label!r}")
+        arrays = read_npz(file, (label,), ("images", "examples", "is_test"))
         if "images" in arrays:
             examples = torch.from_numpy(require_images(file, arrays["images"])).permute(0, 3, 1, 2).contiguous()
-        elif "examples" in arrays:
+        elif "examples" in arrays and arrays["examples"].ndim == 2:
             examples = torch.from_numpy(require_numbers(file, arrays["examples"]).astype(np.float32))
-            if examples.ndim != 2:
-                raise ValueError(f"{path}: examples must be numbers [n, features], got {list(examples.shape)}")
         else:
-            raise ValueError(f"{path} must hold images or examples, got {', '.join(known)}")
-        labels, is_test = arrays[label], arrays.get("is_test")
-        if labels.shape != (len(examples),) or labels.dtype.kind not in "iu" or labels.min() < 0:
-            raise ValueError(
-                f"{path}: {label} must be integers from 0 [{len(examples)}], got {labels.dtype} {list(labels.shape)}"
-            )
-        if is_test is not None and is_test.shape != labels.shape:
-            raise ValueError(f"{path}: is_test must have the shape {list(labels.shape)}, got {list(is_test.shape)}")
-        in_test = None if is_test is None else torch.from_numpy(is_test.astype(bool))
-        return cls.from_tensors(examples, torch.from_numpy(labels.astype(np.int64)), in_test)
+            raise ValueError(f"{path} must hold images or examples [n, features], got {', '.join(arrays)}")
+        for name in [label, "is_test"] if "is_test" in arrays else [label]:
+            values, count = arrays[name], len(examples)
+            if values.shape != (count,) or values.dtype.kind not in "biu" or values.min() < 0:
+                raise ValueError(
+                    f"{path}: {name} must be integers from 0 [{count}], got {values.dtype} {list(values.shape)}"
+                )
+        is_test = torch.from_numpy(arrays["is_test"].astype(bool)) if "is_test" in arrays else None
+        return cls.from_tensors(examples, torch.from_numpy(arrays[label].astype(np.int64)), is_test)
 
     @classmethod
     def generate_clusters(cls, spread: float = 1.0) -> "LabelledExamples":
@@ -139,6 +126,14 @@ class LabelledExamples:
         """Return the examples of these rows, standardised, and their labels."""
         return (_numbers(self.examples[rows]) - self.mean) / self.deviation, self.labels[rows]
 
+    def task(self, **rows: Tensor) -> Task:
+        """Return examples ``NAME_x`` and labels ``NAME_y`` of the rows under each name."""
+        return {
+            f"{name}_{k}": values
+            for name, chosen in rows.items()
+            for k, values in zip("xy", self.take(chosen), strict=True)
+        }
+
     def random_rows(self, pool: str, count: int, generator: torch.Generator) -> Tensor:
         """Return random rows of a pool, with replacement."""
         rows = self.pools[pool]
@@ -171,11 +166,7 @@ def _numbers(examples: Tensor) -> Tensor:
 class LabelledStream(Stream):
     """Base of streams whose rounds have a training batch, clean validation examples and new test examples.
 
-    Args:
-        data: the examples.
-        period: rounds of a phase.
-        seed: of the tasks.
-        counts: numbers of examples, by name of the argument.
+    ``counts`` are numbers of examples, by name of the argument.
     """
 
     def __init__(self, data: LabelledExamples, period: int, seed: int, **counts: int) -> None:
@@ -198,51 +189,40 @@ class LabelledStream(Stream):
         """Return a random generator for one purpose; the words decide the numbers, so they never change."""
         return torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
 
+    def train_with_fixed_outer(
+        self,
+        problem: Problem,
+        algorithm: Algorithm,
+        rounds: int,
+        outer: Callable[[int], Tensor],
+        change: Callable[[Task], Task] | None = None,
+    ) -> list[list[float]]:
+        """Return the metric of each round, lane by lane, for given λ_t ``[lanes, d]``, without hypergradients."""
+        state, found = InnerState(), []
+        for t in range(rounds):
+            at, task = outer(t), self.task(t)
+            task = task if change is None else change(task)
+            oracle = Oracle(problem, at, task, Key(round=t), state.solver_state)
+            inner = algorithm.inner(oracle, algorithm.inner.warm_start(oracle, state.inner))
+            state = InnerState(inner if algorithm.inner.warm_starts else None, None, oracle.solver_state)
+            found.append(problem.scores(at, inner, task)[self.metric.name])
+        by_lane: list[list[float]] = torch.stack(found).T.tolist()
+        return by_lane
 
-def train_with_fixed_outer(
-    problem: Problem,
-    algorithm: Algorithm,
-    tasks: Sequence[Task],
-    outer: Callable[[int], Tensor],
-    metric: str = "accuracy",
-) -> list[list[float]]:
-    """Return the metric of each round, lane by lane, for a given λ_t ``[lanes, d]``; no hypergradients are computed."""
-    state, found = InnerState(), []
-    for t, task in enumerate(tasks):
-        at = outer(t)
-        oracle = Oracle(problem, at, task, Key(round=t), state.solver_state)
-        inner = algorithm.inner(oracle, algorithm.inner.warm_start(oracle, state.inner))
-        state = InnerState(inner if algorithm.inner.warm_starts else None, None, oracle.solver_state)
-        found.append(oracle.outer_loss(inner) if metric == "loss" else problem.scores(at, inner, task)[metric])
-    by_lane: list[list[float]] = torch.stack(found).T.tolist()
-    return by_lane
+    def train_on_validation_only(self, problem: Problem, algorithm: Algorithm, rounds: int) -> list[float]:
+        """Return the metric of each round for a network that is trained on the validation examples only."""
+        if not isinstance(problem, ModuleProblem):
+            raise ValueError(f"problem must be a ModuleProblem to train on its validation loss, got {problem!r}")
+        loss, start = problem.validation_loss, problem.hyper.start()
+        plain = ModuleProblem(problem.network.template, problem.hyper, loss, loss, problem.score_function)
 
+        def replace_training(task: Task) -> Task:
+            kept = {name: values for name, values in task.items() if not name.startswith("train_")}
+            return kept | validation_as_training(task)
 
-def train_on_validation_only(
-    problem: Problem, algorithm: Algorithm, tasks: Sequence[Task], metric: str = "accuracy"
-) -> list[float]:
-    """Return the metric of each round for a network that is trained on the validation examples only."""
-    if not isinstance(problem, ModuleProblem):
-        raise ValueError(f"problem must be a ModuleProblem to train on its validation loss, got {problem!r}")
-    loss, start = problem.validation_loss, problem.hyper.start()
-    plain = ModuleProblem(problem.network.template, problem.hyper, loss, loss, problem.score_function)
-
-    def replaced(t: int) -> Task:
-        kept = {name: values for name, values in tasks[t].items() if not name.startswith("train_")}
-        return kept | _validation_as_training(tasks[t])
-
-    return train_with_fixed_outer(plain, algorithm, Tasks(replaced, len(tasks)), lambda t: start, metric)[0]
+        return self.train_with_fixed_outer(plain, algorithm, rounds, lambda t: start, replace_training)[0]
 
 
-def add_validation(tasks: Sequence[Task]) -> Sequence[Task]:
-    """Return the tasks with the validation examples added to the training batch."""
-
-    def joined(t: int) -> Task:
-        task = tasks[t]
-        return task | {name: torch.cat([task[name], more]) for name, more in _validation_as_training(task).items()}
-
-    return Tasks(joined, len(tasks))
-
-
-def _validation_as_training(task: Task) -> Task:
+def validation_as_training(task: Task) -> Task:
+    """Return the validation examples of a task under the names of training examples."""
     return {n.replace("validation_", "train_", 1): v for n, v in task.items() if n.startswith("validation_")}

@@ -18,8 +18,7 @@ from obbo_lightning.streams import LearnToLearnStream
 from obbo_lightning.training.datamodule import StreamDataModule
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("learn2learn") is None,
-    reason="learn2learn is not installed: docker/install-learn2learn",
+    importlib.util.find_spec("learn2learn") is None, reason="learn2learn is not installed: docker/install-learn2learn"
 )
 
 

@@ -17,11 +17,7 @@ from obbo_lightning.solvers import GradientDescent, InnerSGD
 from obbo_lightning.streams import ImbalanceStream, RegularizationStream, SourcesStream
 from obbo_lightning.streams.labelled.regularization import FIXED
 from obbo_lightning.streams.labelled.sources import POWERS
-from obbo_lightning.streams.labelled.stream import (
-    LabelledExamples,
-    train_on_validation_only,
-    train_with_fixed_outer,
-)
+from obbo_lightning.streams.labelled.stream import LabelledExamples
 from obbo_lightning.training.run import build
 
 IMBALANCE = ["--config", "imbalance", "--rounds", "4", "--data.period", "1"]
@@ -101,16 +97,16 @@ X, Y = np.zeros((40, 2)), np.zeros(40, int)
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"examples": X}, "data.label must be an array of .*, which are examples, got 'labels'"),
-        ({"labels": Y}, "must hold images or examples, got labels"),
+        ({"examples": X}, "a.npz must hold labels, got examples"),
+        ({"labels": Y}, r"must hold images or examples \[n, features\], got labels"),
         ({"examples": X, "labels": Y[:5]}, r"labels must be integers from 0 \[40\], got int64 \[5\]"),
         ({"examples": X, "labels": Y - 1}, r"labels must be integers from 0"),
         ({"examples": X, "labels": Y + 0.5}, r"labels must be integers from 0 \[40\], got float64"),
-        ({"examples": X, "labels": Y, "is_test": Y[:3]}, r"is_test must have the shape \[40\], got \[3\]"),
+        ({"examples": X, "labels": Y, "is_test": Y[:3]}, r"is_test must be integers from 0 \[40\], got int64 \[3\]"),
         ({"examples": X, "labels": Y, "is_test": Y}, "must have examples for the test pool, got 40 in all"),
         ({"examples": X + np.nan, "labels": Y}, "examples must be finite numbers, got NaN or infinity"),
-        ({"examples": Y, "labels": Y}, r"examples must be numbers \[n, …\]"),
-        ({"examples": X[..., None], "labels": Y}, r"examples must be numbers \[n, features\], got \[40, 2, 1\]"),
+        ({"examples": Y, "labels": Y}, r"must hold images or examples \[n, features\], got"),
+        ({"examples": X[..., None], "labels": Y}, r"must hold images or examples \[n, features\], got"),
         ({"images": X, "labels": Y}, r"images must be uint8 \[n, height, width\]"),
         ({"images": np.zeros((40, 2, 2, 2), np.uint8), "labels": Y}, r"got uint8 \[40, 2, 2, 2\]"),
     ],
@@ -178,7 +174,7 @@ def test_baselines_of_source_weights_equal_an_ordinary_training_loop():
     assert sum(found["best fixed weights in hindsight"]) == pytest.approx(max(map(sum, by_power)), abs=1e-5)
     assert found["best fixed weights in hindsight"] in [pytest.approx(one, abs=1e-6) for one in by_power]
     with pytest.raises(ValueError, match="problem must be a ModuleProblem to train on its validation loss"):
-        train_on_validation_only(object(), algorithm, [])
+        stream.train_on_validation_only(object(), algorithm, 1)
 
 
 def test_baselines_of_imbalance_equal_an_ordinary_training_loop():
@@ -227,11 +223,13 @@ def test_baselines_of_regularization_equal_an_ordinary_training_loop():
 
 def test_inner_state_of_a_baseline_is_carried_from_round_to_round():
     stream, problem = small_sources(examples=5)
-    outer, tasks = torch.full((2, 4), 0.25), [stream.train[0]] * 3
-    carried = train_with_fixed_outer(problem, OBBO(inner=GradientDescent(3, 0.1)), tasks, lambda t: outer, "loss")
+    outer, first = torch.full((2, 4), 0.25), stream.train[0]
+    stream.task = lambda t: first
+    problem.scores = lambda *given: {"accuracy": problem.outer_loss(*given)}
+    carried = stream.train_with_fixed_outer(problem, OBBO(inner=GradientDescent(3, 0.1)), 3, lambda t: outer)
     assert [len(losses) for losses in carried] == [3, 3]
     assert carried[0] == carried[1]  # the lanes have the same λ
-    (once, _) = train_with_fixed_outer(problem, OBBO(inner=GradientDescent(9, 0.1)), tasks[:1], lambda t: outer, "loss")
+    once, _ = stream.train_with_fixed_outer(problem, OBBO(inner=GradientDescent(9, 0.1)), 1, lambda t: outer)
     assert carried[0][2] == pytest.approx(once[0], rel=1e-5)  # three rounds of three steps
 
 

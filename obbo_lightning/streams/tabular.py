@@ -1,24 +1,121 @@
-"""A model of the last blocks of a table, each with a learned weight, evaluated on the next block."""
+"""Tables whose rows are in the order of time: a model of the last blocks, each with a weight, predicts the next one."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.problem import Problem, Task
-from obbo_lightning.core.validation import at_least, positive
+from obbo_lightning.core.randomness import derive_seed
+from obbo_lightning.core.validation import at_least, one_of, positive
 from obbo_lightning.problems.forgetting import Forgetting
 from obbo_lightning.streams.fingerprints import digest_arrays
+from obbo_lightning.streams.readers import finite_columns, listed, parse_numbers, read_table, require_file, require_rows
 from obbo_lightning.streams.stream import Metric, Stream, TaskSequence
-from obbo_lightning.streams.tabular.rows import Rows, generate_rows, read_rows
 
+Numbers = NDArray[np.float64]
 FACTORS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)  # of fixed exponential forgetting
 LEAST_PROBABILITY = 0.001  # of a class, for the baseline that predicts by frequency
+GENERATED_ROWS = 48 * 630  # 600 rounds of 48 rows, after 30 blocks
+SPEEDS = (0.0, 0.02, 0.2)  # radians by which the true coefficients turn in 48 rows; each for 4800 rows, repeated
+
+
+class Rows(NamedTuple):
+    """Rows of a table in the order of time."""
+
+    names: Sequence[str]
+    features: Numbers  # [rows, features], finite
+    target: Numbers  # [rows]; 0 and 1 for a classification
+    kind: str  # classification or regression
+    classes: Sequence[str] = ("0", "1")  # values of the file that 0 and 1 stand for
+    skipped: Sequence[str] = ()  # columns without numbers
+
+
+def read_rows(path: Path, target: str | None, features: Sequence[str] | None = None, kind: str = "auto") -> Rows:
+    """Read the rows of a CSV file, in the order of time, with arguments of `ForgettingStream`."""
+    table = _read_text(path, "data.csv")
+    if target not in table.columns:
+        raise ValueError(f"data.target must be a column of {path}, which are {listed(table.columns)}, got {target!r}")
+    others = [name for name in table.columns if name != target]
+    if features is not None and (not features or len(set(features) & set(others)) < len(features)):
+        raise ValueError(
+            f"data.features must name columns of {path} once each, of {listed(others)}, got {list(features)}"
+        )
+    # A column without any number, such as dates, is no feature; one with some numbers must have them in all rows.
+    used = features or [name for name in others if parse_numbers(table[name]).count()]
+    if not used:
+        raise ValueError(f"data.csv must have a column of numbers besides {target!r}, got {path}, which has none")
+    # in the order of rows, as the sums over blocks are
+    stacked = np.ascontiguousarray(finite_columns(f"data.csv {path}", table.select(used)))
+    skipped = [] if features else [name for name in others if name not in used]
+    return Rows(used, stacked, *_parse_target(path, table[target], kind), skipped)
+
+
+def read_queries(path: Path, names: Sequence[str], target: str | None) -> tuple[Numbers, pl.Series | None]:
+    """Return features ``[rows, features]`` of a CSV file, and targets if all of them are known."""
+    table = _read_text(path, "--query")
+    missing = [name for name in names if name not in table.columns]
+    if missing:
+        raise ValueError(f"--query must have the columns {listed(names)}, got {path} without {missing[0]!r}")
+    features = finite_columns(f"--query {path}", table.select(names))
+    known = table[target].str.strip_chars() if target in table.columns else None
+    return features, None if known is None or known.null_count() else known
+
+
+def _read_text(path: Path, key: str) -> pl.DataFrame:
+    """Return a CSV table as text, so that what is not a number can be named with its row."""
+    require_file(key, path, "a CSV file")
+    table = read_table(path, is_csv=True, infer_schema=False)
+    if table.is_empty():
+        raise ValueError(f"{key} must have rows, got {path}, which has none")
+    if len(table.columns) == 1 and any(sign in table.columns[0] for sign in ";\t|"):
+        raise ValueError(f"{key} must have its columns separated by commas, got {path} with {table.columns[0]!r}")
+    return table
+
+
+def _parse_target(path: Path, text: pl.Series, kind: str) -> tuple[Numbers, str, Sequence[str]]:
+    """Return the target as numbers, its kind, and the values that 0 and 1 stand for."""
+    where = f"data.csv {path}"
+    require_rows(where, text.is_not_null(), text, "have a value (rows without a target go to `predict --query`)")
+    text = text.str.strip_chars()
+    numbers = parse_numbers(text)
+    values = text if numbers.null_count() else numbers
+    different = values.unique().sort()
+    classify = len(different) == 2 and kind != "regression"
+    if len(different) == 1 or (not classify and (kind == "classification" or not numbers.count())):
+        raise ValueError(
+            f"data.target must have two values, or numbers that vary and data.kind not classification, "
+            f"got {text.name!r} with {len(different)} different values"
+        )
+    if not classify:
+        return finite_columns(where, text.to_frame())[:, 0], "regression", ()
+    if values is numbers:
+        finite_columns(where, text.to_frame())
+    ones = values == different[1]
+    return ones.cast(pl.Float64).to_numpy(), "classification", (text.filter(~ones)[0], text.filter(ones)[0])
+
+
+def generate_rows(kind: str, seed: int) -> Rows:
+    """Generate rows whose true coefficients turn at three speeds, each of which needs another forgetting factor."""
+    kind = "classification" if kind == "auto" else kind
+    rng = np.random.default_rng(derive_seed(seed, "forgetting"))
+    # The true coefficients turn in the plane of the first two features; the others are noise.
+    features = rng.normal(size=(GENERATED_ROWS, 4))
+    phase = np.arange(GENERATED_ROWS) // 4800 % len(SPEEDS)
+    angle = np.cumsum(np.array(SPEEDS)[phase]) / 48
+    signal = 2 * (np.cos(angle) * features[:, 0] + np.sin(angle) * features[:, 1])
+    if kind == "classification":
+        target = (rng.random(GENERATED_ROWS) < 1 / (1 + np.exp(-signal))).astype(np.float64)
+    else:
+        target = signal + 2 * rng.normal(size=GENERATED_ROWS)
+    return Rows(("a", "b", "c", "d"), features, target, kind)
 
 
 class PastAndNext(TaskSequence):
@@ -26,12 +123,6 @@ class PastAndNext(TaskSequence):
 
     All values are scaled by the mean and deviation of the rows before block t + n; features are then clipped, and a
     constant 1 is added to them. Rows after the last complete block are not used.
-
-    Args:
-        rows: in the order of time.
-        block: rows per block.
-        past: n.
-        clip: largest absolute value of a scaled feature.
     """
 
     def __init__(self, rows: Rows, block: int, past: int, clip: float) -> None:
@@ -55,7 +146,7 @@ class PastAndNext(TaskSequence):
         y = torch.from_numpy((self.target[t : t + self.past] - mean) / deviation)
         return {"x": self.scaled(self.features[t : t + self.past], t).flip(0), "y": y.flip(0)}
 
-    def scaled(self, features: NDArray[np.float64], t: int) -> Tensor:
+    def scaled(self, features: Numbers, t: int) -> Tensor:
         """Return rows ``[…, columns]`` as the model for block t + n takes them."""
         mean, deviation = (values[t + self.past - 1] for values in self._feature_scales)
         scaled = np.clip((features - mean) / deviation, -self.clip, self.clip)
@@ -65,19 +156,16 @@ class PastAndNext(TaskSequence):
         """Return mean and deviation by which the target of block t + n is scaled; classes are not scaled."""
         if self.kind == "classification":
             return 0.0, 1.0
-        mean, deviation = (float(values[t + self.past - 1, 0]) for values in self._target_scales)
-        return mean, deviation
+        mean, deviation = self._target_scales
+        return float(mean[t + self.past - 1, 0]), float(deviation[t + self.past - 1, 0])
 
     def frequency(self, t: int) -> float:
         """Return the mean of the target in all rows before block t + n."""
         return float(self._target_scales[0][t + self.past - 1, 0])
 
 
-def running_scales(blocks: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and deviation of all rows up to and including each block ``[blocks, columns]``.
-
-    Args:
-        blocks: ``[blocks, rows, columns]``.
+def running_scales(blocks: Numbers) -> tuple[Numbers, Numbers]:
+    """Return mean and deviation of all rows of ``[blocks, rows, columns]`` up to and including each block.
 
     >>> mean, deviation = running_scales(np.array([[[1.0], [1.0]], [[3.0], [3.0]]]))
     >>> mean[:, 0].tolist(), deviation[:, 0].tolist()
@@ -133,12 +221,14 @@ class ForgettingStream(Stream):
         clip: float = 3.0,
         seed: int = 0,
     ) -> None:
+        one_of("data.kind", kind, ("auto", "classification", "regression"))
         at_least("data.block", block, 1)
         at_least("data.past", past, 2)
         positive("data.clip", clip)
-        for key, value in (("target", target), ("features", features)):
-            if csv is None and value is not None:
-                raise ValueError(f"data.{key} needs data.csv, got {value!r} without any")
+        if csv is None and (target or features):
+            raise ValueError(
+                f"data.target and data.features need data.csv, got {target!r} and {features!r} without any"
+            )
         rows = generate_rows(kind, seed) if csv is None else read_rows(Path(csv).expanduser(), target, features, kind)
         least, count = (past + 1) * block, len(rows.target)
         if count < least:
@@ -147,13 +237,12 @@ class ForgettingStream(Stream):
                 f"got {count} {'generated ones' if csv is None else f'in {csv}'}"
             )
         if rows.skipped:
-            names, more = [one.column for one in rows.skipped[:5]], len(rows.skipped) - 5
-            listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
-            warnings.warn(f"columns without numbers are not used as features: {listed}", stacklevel=2)
-        self.skipped, self.columns, self.classes = rows.skipped, rows.names, rows.classes
+            warnings.warn(f"columns without numbers are not used as features: {listed(rows.skipped)}", stacklevel=2)
+        self.skipped = [{"column": name, "reason": "it has no numbers"} for name in rows.skipped]
+        self.columns, self.classes = rows.names, rows.classes
         self.train = PastAndNext(rows, block, past, clip)
-        columns = dict(zip((*rows.names, str(target)), (*rows.features.T, rows.target), strict=True))
-        self._columns = {} if csv is None else columns
+        columns = zip((*rows.names, str(target)), (*rows.features.T, rows.target), strict=True)
+        self._digests = {} if csv is None else {name: digest_arrays(values) for name, values in columns}
 
     def task_spec(self) -> dict[str, Any]:
         return {"past": self.train.past, "kind": self.train.kind}
@@ -170,7 +259,7 @@ class ForgettingStream(Stream):
 
     def source_digests(self) -> dict[str, str]:
         """Return a digest of each column that is used."""
-        return {name: digest_arrays(values) for name, values in self._columns.items()}
+        return self._digests
 
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
         """Solve fixed weights, as lanes of one problem, and predict without a model."""
@@ -186,9 +275,12 @@ class ForgettingStream(Stream):
             plain.append(self._without_model(t, task))
         *by_factor, last = torch.stack(fixed).T
         best = min(range(len(FACTORS)), key=lambda i: float(by_factor[i].mean()))
-        named = {f"best fixed forgetting ({FACTORS[best]:g})": by_factor[best], "equal weights": by_factor[-1]}
-        found = {name: values.tolist() for name, values in {**named, "last block only": last}.items()}
-        return found | {name: [losses[name] for losses in plain] for name in plain[0]}
+        return {
+            f"best fixed forgetting ({FACTORS[best]:g})": by_factor[best].tolist(),
+            "equal weights": by_factor[-1].tolist(),
+            "last block only": last.tolist(),
+            **{name: [losses[name] for losses in plain] for name in plain[0]},
+        }
 
     def _without_model(self, t: int, task: Task) -> dict[str, float]:
         y = task["y_new"]

@@ -1,1 +1,0 @@
-"""Market events as lanes of one problem."""

@@ -1,1 +1,0 @@
-"""Streams of tables whose rows are in the order of time."""
