@@ -99,10 +99,8 @@ def test_the_meta_gradient_of_any_network_is_that_of_central_differences(name, n
 
 @needs_learn2learn
 def test_anil_needs_a_linear_layer_at_the_end():
-    stream = SyntheticStream(**SMALL)
-    make = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3), torch.nn.Tanh())  # noqa: E731
-    problem = FewShot(make)
-    outer, task = problem.initial_outer(0), stream.train[0]
+    problem = FewShot(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3), torch.nn.Tanh()))
+    outer, task = problem.initial_outer(0), SyntheticStream(**SMALL).train[0]
     assert meta_gradient("maml", 1, task, problem, outer).loss.isfinite()
     with pytest.raises(ValueError, match=r"'anil' needs a network that ends in an nn.Linear, got Sequential"):
         meta_gradient("anil", 1, task, problem, outer)
