@@ -179,7 +179,7 @@ def test_a_fixed_point_that_does_not_contract_warns_also_beside_a_lane_that_is_n
     task["c"][0] = torch.nan
     algorithm = OBBO(lr=1e-3, inner=INNER, hypergradient=estimator)
     arguments = stream.problem, algorithm, [task], stream.initial_outer()
-    with pytest.warns(RuntimeWarning, match=r"does not contract.*smaller inner.lr"):
+    with pytest.warns(RuntimeWarning, match=r"does not contract.*smaller hypergradient.lr"):
         next(online(*arguments, on_nonfinite="skip"))
     monkeypatch.setattr(FixedPoint, "contracts", False)
     assert float(next(online(*arguments, on_nonfinite="skip")).residual[1]) > 1  # warnings are errors
