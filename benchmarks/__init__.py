@@ -1,1 +1,1 @@
-"""Costs, measured interleaved and reported as ratios of medians."""
+"""Benchmarks: variants are timed in alternation and reported as ratios of medians."""

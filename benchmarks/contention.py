@@ -1,7 +1,8 @@
-"""What other work on the same cores costs a run: python -m benchmarks.contention [--turns N] [--rounds N].
+"""Measure how other work on the same cores slows down a run: python -m benchmarks.contention [--turns N] [--rounds N].
 
-`fit` of the default alone, and beside one busy process for each core; with spinning bounded as `obbo` does it, and as
-libgomp would spin by itself. They take turns; medians of a round's seconds are compared, and the bits must be the same.
+`fit` of the default runs alone and beside one busy process per core, with the spinning of OpenMP bounded by `obbo` and
+with the default of libgomp. The variants alternate; medians of the seconds per round are compared, and the number of
+different metrics.csv files is printed, which must be 1.
 """
 
 import argparse
@@ -19,12 +20,12 @@ import polars as pl
 from benchmarks.interleaved import report
 from obbo_lightning.threads import BOUNDS, usable_cores
 
-LIBGOMP = {"GOMP_SPINCOUNT": "300000"}  # its own choice where there are no more threads than cores
+LIBGOMP = {"GOMP_SPINCOUNT": "300000"}  # the default of libgomp if there are no more threads than cores
 KINDS = {"alone": (False, {}), "beside": (True, {}), "alone, spinning": (False, LIBGOMP)}
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=15, help="of each run")
@@ -34,22 +35,22 @@ def main() -> None:
     for _ in range(asked.turns):
         for kind, (busy, environment) in KINDS.items():
             with tempfile.TemporaryDirectory() as folder, busy_cores(usable_cores() if busy else 0):
-                run = play(Path(folder), asked.rounds, environment)
+                run = run_fit(Path(folder), asked.rounds, environment)
                 tables.add((run / "metrics.csv").read_bytes())
-                # The first rounds make what stays.
+                # The first rounds include one-time work.
                 seconds[kind] += pl.read_csv(run / "timings.csv")["seconds"].to_list()[2:]
     found = {kind: statistics.median(values) for kind, values in seconds.items()}
     report(
-        f"a round alone {found['alone']:.3f} s, {usable_cores()} cores, {len(tables)} kind of bits",
+        f"a round alone {found['alone']:.3f} s, {usable_cores()} cores, {len(tables)} different metrics.csv",
         [
-            ("beside a busy process a core / alone", found["beside"] / found["alone"], 4.0),
-            ("alone, bounded / as libgomp spins", found["alone"] / found["alone, spinning"], 1.05),
+            ("beside a busy process per core / alone", found["beside"] / found["alone"], 4.0),
+            ("alone, bounded / default spinning of libgomp", found["alone"] / found["alone, spinning"], 1.05),
         ],
     )
 
 
-def play(folder: Path, rounds: int, environment: dict[str, str]) -> Path:
-    """One run of the default in a process of its own; returns its directory."""
+def run_fit(folder: Path, rounds: int, environment: dict[str, str]) -> Path:
+    """Run the default in a new process and return its run directory."""
     words = ["fit", "--rounds", str(rounds), "--evaluation.tasks", "1", "--output", str(folder)]
     clean = {name: value for name, value in os.environ.items() if name not in (*BOUNDS, "OMP_NUM_THREADS")}
     command = [sys.executable, "-m", "obbo_lightning", *words]
@@ -60,7 +61,7 @@ def play(folder: Path, rounds: int, environment: dict[str, str]) -> Path:
 
 @contextmanager
 def busy_cores(count: int) -> Iterator[None]:
-    """So many processes that compute and never wait."""
+    """Keep this many processes busy."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Timing on a noisy machine: take turns, compare medians."""
+"""Timing on a noisy machine: alternate the variants and compare medians."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from statistics import median
 
 
 def medians(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The median seconds of each action, all of them run in turn ``repeats`` times after one warm-up."""
+    """Return the median seconds of each action; all run in turn, ``repeats`` times after one warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for turn in range(repeats + 1):
         for name, action in actions.items():
@@ -18,7 +18,7 @@ def medians(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str,
 
 
 def report(title: str, rows: list[tuple[str, float, float | None]]) -> None:
-    """A Markdown table of ratios beside what they must not exceed."""
+    """Print a Markdown table of ratios and their upper bounds."""
     print(f"| {title} | measured | at most |\n|---|---|---|")
     for name, value, bound in rows:
         print(f"| {name} | {value:.4g} | {'' if bound is None else f'{bound:.4g}'} |")

@@ -1,4 +1,4 @@
-"""What the market experiment costs, against the obvious ways to solve its splines.
+"""Measure the cost of the market experiment against banded and dense solvers of its splines.
 
 python -m benchmarks.market [--data.prices FILE --data.events FILE]
 440 lanes (those of the files, or random walks), 560 training sites, float64.
@@ -25,7 +25,7 @@ LANES, SUBSET, ROUNDS = 440, 700, 600
 
 
 def main() -> None:
-    """Measure, and print two tables."""
+    """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.prices", dest="prices")
     parser.add_argument("--data.events", dest="events")
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def solvers(task: Task) -> None:
-    """Fit and derivative of all lanes."""
+    """Compare the fit and derivative of all lanes with a loop of banded and of dense solves."""
     weight = torch.full((LANES, 1), 0.1, dtype=torch.float64)
     spline = SmoothingSpline()
     found = medians(
@@ -64,7 +64,7 @@ def solvers(task: Task) -> None:
 
 
 def whole(prices: str, events: str, task: Task, turns: int) -> None:
-    """`fit` after imports, reading the files included, against the banded loop alone; and OAGD against OBBO."""
+    """Compare `fit` (without imports, with reading the files) with the banded loop alone, and OAGD with OBBO."""
     seconds: dict[str, list[float]] = {"obbo": [], "oagd": [], "banded": []}
     for _ in range(turns):
         for name in ("obbo", "oagd"):
@@ -91,7 +91,7 @@ def whole(prices: str, events: str, task: Task, turns: int) -> None:
 
 
 def banded_loop(task: Task, weight: float) -> np.ndarray:
-    """F' of every lane, one after the other."""
+    """Return F' of every lane, by one banded solve per lane."""
     stiffness = 1 / np.diff(task["sites"].numpy())
     count = len(stiffness) + 1
     bands = np.zeros((2, count))
@@ -111,7 +111,7 @@ def banded_loop(task: Task, weight: float) -> np.ndarray:
 
 
 def dense_solves(task: Task, weight: float) -> np.ndarray:
-    """F' of every lane by dense algebra."""
+    """Return F' of every lane, by dense linear algebra."""
     differences = np.diff(np.eye(len(task["sites"])), axis=0)
     stiffness = differences.T @ np.diag(1 / np.diff(task["sites"].numpy())) @ differences
     slopes = []
@@ -123,14 +123,14 @@ def dense_solves(task: Task, weight: float) -> np.ndarray:
 
 
 def slope(task: Task, solution: np.ndarray, derivative: np.ndarray, held: np.ndarray) -> float:
-    """F' of one lane."""
+    """Return F' of one lane."""
     sites, asked = task["sites"].numpy(), task["validation_sites"].numpy()
     residual = np.interp(asked, sites, solution) - held
     return float(2 * residual @ np.interp(asked, sites, derivative))
 
 
 def report_at_least(title: str, rows: list[tuple[str, float, float]]) -> None:
-    """A Markdown table of how many times slower something else is."""
+    """Print a Markdown table of how many times slower each alternative is, and the lower bounds."""
     print(f"| {title} | times slower | at least |\n|---|---|---|")
     for name, value, bound in rows:
         print(f"| {name} | {value:.3g} | {bound:g} |")

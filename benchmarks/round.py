@@ -1,4 +1,4 @@
-"""What a round of few-shot adaptation costs.
+"""Measure the cost of a round of few-shot adaptation.
 
 python -m benchmarks.round [--data.root DIR]
 Unit: one plain gradient of the network on 25 images. K = 20, J = 5, 64 filters, float32, 2 threads.
@@ -33,12 +33,12 @@ from obbo_lightning.streams.few_shot.stream import FewShotStream
 from obbo_lightning.streams.few_shot.synthetic import SyntheticStream
 from obbo_lightning.training.run import fit, keep_freed_memory
 
-GRADIENTS = 20  # timed together: one alone is over before the machine has settled
-BLOCK = 25  # rounds of `fit` between two looks at the clock, one checkpoint among them
+GRADIENTS = 20  # timed together, because one alone is too short to be timed
+BLOCK = 25  # rounds of `fit` that are timed together, with one checkpoint
 
 
 def main() -> None:
-    """Measure, and print two tables."""
+    """Measure and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", help="folder of CIFAR-100; without it the embedded stream is used")
     parser.add_argument("--repeats", type=int, default=15, help="rounds of each kind")
@@ -53,42 +53,42 @@ def main() -> None:
 
 
 def rounds(stream: FewShotStream, repeats: int) -> None:
-    """A round, in plain gradients."""
+    """Compare rounds with plain gradients and with each other."""
     problem = instance_of("problem", stream.problem(), FewShot)
     inner = GradientDescent(steps=20, lr=0.1, start="outer")
     turn, gradient = itertools.count(), plain_gradient(problem, stream)
     found = medians(
         {
             "gradients": lambda: [gradient() for _ in range(GRADIENTS)],
-            "w = 10": player(stream, problem, OBBO(window=10, inner=inner)),
-            "w = 1": player(stream, problem, OBBO(window=1, inner=inner)),
-            "w = 1000": player(stream, problem, OBBO(window=1000, inner=inner), fill=1000),
+            "w = 10": round_runner(stream, problem, OBBO(window=10, inner=inner)),
+            "w = 1": round_runner(stream, problem, OBBO(window=1, inner=inner)),
+            "w = 1000": round_runner(stream, problem, OBBO(window=1000, inner=inner), fill=1000),
             "task": lambda: stream.train[next(turn)],
         },
         repeats,
     )
     unit = found["gradients"] / GRADIENTS
-    # A round of OAGD is ten of the others: fewer of them.
+    # A round of OAGD costs as much as ten of the others, so fewer are run.
     windows = medians(
         {
-            "obbo": player(stream, problem, OBBO(window=10, inner=inner)),
-            "oagd": player(stream, problem, OAGD(window=10, inner=inner), warm_up=9),
+            "obbo": round_runner(stream, problem, OBBO(window=10, inner=inner)),
+            "oagd": round_runner(stream, problem, OAGD(window=10, inner=inner), warm_up=9),
         },
         max(3, repeats // 3),
     )
     report(
         f"one plain gradient: {1000 * unit:.1f} ms",
         [
-            ("OBBO's round, in plain gradients", found["w = 10"] / unit, 28),
-            ("w = 1000 against w = 1", found["w = 1000"] / found["w = 1"], 1.05),
-            ("making the task, of a round", found["task"] / found["w = 10"], 0.02),
-            ("OBBO's round, of OAGD's at w = 10", windows["obbo"] / windows["oagd"], 1 / 8),
+            ("OBBO's round / a plain gradient", found["w = 10"] / unit, 28),
+            ("w = 1000 / w = 1", found["w = 1000"] / found["w = 1"], 1.05),
+            ("making the task / a round", found["task"] / found["w = 10"], 0.02),
+            ("OBBO's round / OAGD's round, w = 10", windows["obbo"] / windows["oagd"], 1 / 8),
         ],
     )
 
 
 def plain_gradient(problem: FewShot, stream: FewShotStream) -> Callable[[], object]:
-    """The loss of an ordinary module on 25 images, and its gradient."""
+    """Return a function that computes the gradient of an ordinary module's loss on 25 images."""
     network = problem.loaded_network(problem.initial_outer(0))
     task = stream.train[0]
     images = task["support"].contiguous(memory_format=torch.contiguous_format)
@@ -100,10 +100,10 @@ def plain_gradient(problem: FewShot, stream: FewShotStream) -> Callable[[], obje
     return gradient
 
 
-def player(
+def round_runner(
     stream: FewShotStream, problem: Problem, algorithm: Algorithm, fill: int = 0, warm_up: int = 0
 ) -> Callable[[], object]:
-    """Plays the next round of the stream each time it is called; ``fill`` puts noise into the window first."""
+    """Return a function that runs the next round; ``fill`` is the number of noise vectors put into the window first."""
     outer = Parameter(stream.start(problem, 0))
     step = OuterStep(outer, algorithm, on_nonfinite="skip")
     for _ in range(fill):
@@ -120,7 +120,7 @@ def player(
 
 
 def shell(root: str | None, stream: FewShotStream, blocks: int) -> None:
-    """`fit` through Lightning, with rows and checkpoints, against the plain loop of the core."""
+    """Compare `fit`, with Lightning, metrics.csv and checkpoints, with the plain loop of the core."""
     flags = ["--config", "configs/fc100.yaml", "--rounds", str(BLOCK), "--evaluation.tasks", "1"]
     flags += ["--data.root", root] if root else ["--data", "synthetic"]
     settings = complete_config(parse_arguments(flags)[0])
@@ -130,8 +130,8 @@ def shell(root: str | None, stream: FewShotStream, blocks: int) -> None:
             clock = Clock()
             run = RunDirectory.create(folder, "cost", "obbo")
             fit(settings, run, callbacks=[clock], quiet=True)
-            judging = read_rounds(run.timings)["evaluation_seconds"][-1]
-            seconds["fit"].append(clock.seconds - judging)
+            evaluation = read_rounds(run.timings)["evaluation_seconds"][-1]
+            seconds["fit"].append(clock.seconds - evaluation)
             seconds["loop"].append(plain_loop(stream))
     middle = {name: sorted(found)[len(found) // 2] for name, found in seconds.items()}
     print()
@@ -139,9 +139,9 @@ def shell(root: str | None, stream: FewShotStream, blocks: int) -> None:
 
 
 def plain_loop(stream: FewShotStream) -> float:
-    """Seconds of the same rounds without Lightning."""
+    """Return the seconds of the same rounds without Lightning."""
     algorithm = OBBO(window=10, inner=GradientDescent(steps=20, lr=0.1, start="outer"))
-    next_round = player(stream, stream.problem(), algorithm)
+    next_round = round_runner(stream, stream.problem(), algorithm)
     began = time.perf_counter()
     for _ in range(BLOCK):
         next_round()
@@ -149,7 +149,7 @@ def plain_loop(stream: FewShotStream) -> float:
 
 
 class Clock(L.Callback):
-    """Seconds from the first round's task to the end of training."""
+    """Measure the seconds from the first round's task to the end of training."""
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What a second process gains: tasks per second of rounds with 2 tasks, shared by two processes and by nobody.
+"""Measure the speedup of a second process: tasks per second of rounds with 2 tasks, in one process and divided by two.
 
 python -m benchmarks.scaling [--data.root DIR]
-One thread a process, gloo, float32, the shapes of FC100 (K = 20, J = 5, 64 filters). The two take turns.
+One thread per process, gloo, float32, the shapes of FC100 (K = 20, J = 5, 64 filters). The variants alternate.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measure(rank: int, port: int, root: str | None, turns: int) -> None:
-    """Both ranks run this; rank 0 also plays rounds alone while the other one waits."""
+    """Time the variants on both ranks; rank 0 also runs rounds alone while the other one waits."""
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -52,9 +52,9 @@ def measure(rank: int, port: int, root: str | None, turns: int) -> None:
     stream: FewShotStream = FC100Stream(root) if root else SyntheticStream()
     reduced = torch.zeros(1, 1, stream.start(stream.problem(), 0).shape[1])
     actions: dict[str, Callable[[], object]] = {
-        "alone": player(stream, [0, 1], Shard(tasks=2)),
-        "shared": player(stream, [rank], Shard(first=rank, tasks=2, all_reduce=total)),
-        "vmap": player(stream, [0, 1], Shard(tasks=2, vmap=True)),
+        "alone": round_runner(stream, [0, 1], Shard(tasks=2)),
+        "shared": round_runner(stream, [rank], Shard(first=rank, tasks=2, all_reduce=total)),
+        "vmap": round_runner(stream, [0, 1], Shard(tasks=2, vmap=True)),
         "all-reduce": lambda: total(reduced),
     }
     seconds: dict[str, list[float]] = {name: [] for name in actions}
@@ -70,18 +70,18 @@ def measure(rank: int, port: int, root: str | None, turns: int) -> None:
     if rank == 0:
         size = 4 * reduced.numel() / 2**10
         report(
-            f"tasks a second: one process {2 / middle['alone']:.2f}, two {2 / middle['shared']:.2f}",
+            f"tasks per second: one process {2 / middle['alone']:.2f}, two {2 / middle['shared']:.2f}",
             [
-                ("two processes, times the tasks of one", middle["alone"] / middle["shared"], None),
-                ("vmap on the CPU, of the time of the loop", middle["vmap"] / middle["alone"], None),
-                (f"an all-reduce of {size:.0f} KiB, of a shared round", middle["all-reduce"] / middle["shared"], None),
+                ("tasks per second of two processes / of one", middle["alone"] / middle["shared"], None),
+                ("vmap / the loop, on the CPU", middle["vmap"] / middle["alone"], None),
+                (f"all-reduce of {size:.0f} KiB / a divided round", middle["all-reduce"] / middle["shared"], None),
             ],
         )
     distributed.destroy_process_group()
 
 
-def player(stream: FewShotStream, slots: list[int], share: Shard) -> Callable[[], object]:
-    """Plays the next round each time it is called."""
+def round_runner(stream: FewShotStream, slots: list[int], shard: Shard) -> Callable[[], object]:
+    """Return a function that runs the next round."""
     problem = stream.problem()
     algorithm = OBBO(window=10, inner=GradientDescent(steps=20, lr=0.1, start="outer"))
     step = OuterStep(Parameter(stream.start(problem, 0)), algorithm, on_nonfinite="skip")
@@ -90,13 +90,13 @@ def player(stream: FewShotStream, slots: list[int], share: Shard) -> Callable[[]
     def next_round() -> object:
         t = next(turn)
         tasks = [stream.train[2 * t + slot] for slot in slots]
-        return run_round(problem, algorithm, step, tasks, InnerState(), Key(0, t), share)
+        return run_round(problem, algorithm, step, tasks, InnerState(), Key(0, t), shard)
 
     return next_round
 
 
 def total(values: Tensor) -> Tensor:
-    """The sum over both."""
+    """Return the sum over both processes."""
     summed = values.clone()
     distributed.all_reduce(summed)
     return summed

@@ -1,6 +1,6 @@
-"""How soon the program answers: python -m benchmarks.start [--repeats N].
+"""Measure the start-up time of the program: python -m benchmarks.start [--repeats N].
 
-Every action is a process of its own; they take turns, and medians are compared with what they must not exceed.
+Every action is a new process; the actions alternate, and medians are compared with upper bounds.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ACTIONS = {
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args()
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def starter(words: list[str], folder: str) -> Callable[[], object]:
-    """Starts Python with these words."""
+    """Return a function that starts Python with these arguments."""
     return lambda: subprocess.run([sys.executable, *words], cwd=folder, capture_output=True)
 
 

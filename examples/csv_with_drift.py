@@ -1,4 +1,4 @@
-"""A CSV file whose rows drift; a model learns the weights of past days: python csv_with_drift.py."""
+"""Learn the weights of past days for a model of a CSV file whose rows drift: python csv_with_drift.py."""
 
 import json
 import math

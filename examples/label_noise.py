@@ -1,4 +1,4 @@
-"""Labels of five annotators, two of whom guess; a plain torch loop learns their weights: python label_noise.py."""
+"""Learn the weights of five annotators, two of which guess, in a plain torch loop: python label_noise.py."""
 
 import torch
 from torch import nn

@@ -10,7 +10,7 @@ class Residual(nn.Module):
     Args:
         ways: number of classes; follows from the tasks.
         channels: of the images; follows from the tasks.
-        width: of the block.
+        width: number of filters.
         dropout: before the last layer, while adapting.
     """
 

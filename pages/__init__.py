@@ -1,1 +1,1 @@
-"""How the documents are made: the site's links, and the figures that are drawn from code or from runs."""
+"""Build scripts of the documents: the links of the site, and the figures made from code or from runs."""

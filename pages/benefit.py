@@ -10,7 +10,7 @@ import polars as pl
 import yaml
 
 FIGURE = Path(__file__).parents[1] / "docs" / "assets" / "benefit.svg"
-PAPER, INK = "#fbfbfa", "#262626"  # its own background, so that it can be read on dark pages, too
+PAPER, INK = "#fbfbfa", "#262626"  # a background, so that the figure can be read on dark pages
 LINES = {  # columns of baselines.csv: label, colour and style
     "weights that know the truth": ("weights that know the truth", "#009E73", "--"),
     "equal weights": ("equal weights", "#888888", "-"),

@@ -1,8 +1,8 @@
-"""Hook of mkdocs: files and folders of the repository that a page links to become pages of the site.
+"""Hook of mkdocs: add a page to the site for each file or folder of the repository that a document links to.
 
-The documents are read in the repository, where ``../examples/my_ridge.py`` is a file, and on the site, which has the
-pages of the folder ``docs`` only. So each linked file becomes a page with its text, each linked folder a page with its
-contents, and the links point to these pages.
+The documents are read in the repository, where ``../examples/my_ridge.py`` is a file, and on the site, which has only
+the pages of the folder ``docs``. So the hook adds a page with the text of each linked file, a page with the contents of
+each linked folder, and points the links to these pages.
 """
 
 import posixpath
@@ -20,7 +20,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".html": "html",
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for every linked file or folder that mkdocs does not show by itself."""
+    """Add a page for every linked file or folder that mkdocs does not copy."""
     root = Path(config.config_file_path).parent
     sources = {file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()}
     sources |= {page: name for name, page in PAGES.items() if page != "index.md"}
@@ -49,12 +49,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _is_shown(root: Path, path: str) -> bool:
-    """Return whether mkdocs copies a path by itself: the files of docs/, but not its folders."""
+    """Return whether mkdocs copies a path: the files of docs/, but not its folders."""
     return path.startswith("docs/") and not (root / path).is_dir()
 
 
 def _linked_paths(root: Path, source: str) -> set[str]:
-    """Return what a document links to, as paths of the repository."""
+    """Return the paths in the repository that a document links to."""
     found = (_path(root, source, target) for target in LINK.findall((root / source).read_text()))
     return {path for path in found if path}
 

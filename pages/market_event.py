@@ -1,7 +1,7 @@
 """Draw one market event: python -m pages.market_event RUNS TICKER DAY, such as runs/market AMD 2021-11-08.
 
 Writes TICKER_subsets.png (three of its subsets) and TICKER_forecasts.png (the forecast of every run) to
-docs/experiments/market; the prices that the runs name must be there.
+docs/experiments/market. The price files that the runs name must exist.
 """
 
 import sys

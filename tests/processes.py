@@ -12,7 +12,17 @@ import traceback
 import warnings
 from pathlib import Path
 
+import pytest
+
 from obbo_lightning import cli
+
+
+def wait_for(happened, seconds=90):
+    for _ in range(seconds * 50):
+        if happened():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"not after {seconds} seconds")
 
 
 class Forked:

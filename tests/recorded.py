@@ -40,17 +40,12 @@ def present_keys(recorded: Any) -> Any:
     """A recorded structure with the present keys, also inside of it."""
     if not isinstance(recorded, dict):
         return recorded
-    translated = {_present_key(key): present_keys(value) for key, value in recorded.items()}
-    return {key: value for key, value in translated.items() if key is not None}
-
-
-def _present_key(recorded: str) -> str | None:
-    if recorded in names()["keys"]:
-        return names()["keys"][recorded]
-    for before, now in names()["prefixes"].items():
-        if recorded.startswith(before):
-            return now + recorded.removeprefix(before)
-    return recorded
+    present = {}
+    for name, value in recorded.items():
+        prefix = next((before for before in names()["prefixes"] if name.startswith(before)), None)
+        renamed = name if prefix is None else names()["prefixes"][prefix] + name.removeprefix(prefix)
+        present[names()["keys"].get(name, renamed)] = present_keys(value)
+    return {key: value for key, value in present.items() if key is not None}
 
 
 def digest(values: Any) -> Any:

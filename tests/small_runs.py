@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 import torch
+import yaml
 from PIL import Image
 
 from obbo_lightning import OBBO, ExactCheckpoints, FewShot, ParameterGroups, Positive, Problem, Stream, Tasks, cli
@@ -23,6 +24,9 @@ from obbo_lightning.runs.provenance import decisive_keys, list_checkpoints, read
 from obbo_lightning.solvers import GradientDescent
 from obbo_lightning.streams.stream import Metric
 
+# Options of a Trainer that prints and writes nothing.
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET |= {"accelerator": "cpu", "max_epochs": 1}
 FAST = ["--rounds", "3", "--evaluation.tasks", "3", "--algorithm.inner.steps", "2", "--trainer.accelerator", "cpu"]
 VECTORS = {"kind": "examples", "shape": [2], "label": "label", "columns": None, "mean": [0, 0], "deviation": [1, 1]}
 
@@ -141,6 +145,27 @@ class EveryFile(Stream):
 
     def source_digests(self):
         return {"drift": str(self.drift), "seed": str(self.seed)}
+
+
+# A comparison of six runs on synthetic prices.
+SMALL_GRID = {
+    "compare": "small",
+    "base": "market",
+    "settings": {
+        "rounds": 20,
+        "data": {"subset": 30, "subsets": 20, "horizon": 10},
+        "checkpoint": {"every": 5},
+        "evaluation": {"every": 10},
+    },
+    "grid": {"algorithm": ["obbo", "adam"], "algorithm.window": [1, 3], "data.start": [0.1, 0.5]},
+}
+
+
+def write_grid(folder, **changes):
+    """Write the file of a comparison, `SMALL_GRID` with changes, and return its path."""
+    path = folder / "grid.yaml"
+    path.write_text(yaml.safe_dump({**SMALL_GRID, **changes}, sort_keys=False))
+    return path
 
 
 def config_of(*flags):

@@ -1,4 +1,4 @@
-"""Small problems whose derivatives only autograd has, and dense references for them."""
+"""Small problems whose derivatives only autograd has, networks, tasks and points."""
 
 import torch
 from torch import nn
@@ -13,6 +13,11 @@ SIX = sorted(set(component_names("algorithm")) - {"maml", "anil"})
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def double(task):
+    """Return a task in double precision."""
+    return {name: value.double() if value.is_floating_point() else value for name, value in task.items()}
 
 
 class Nonlinear(Problem):
@@ -39,33 +44,17 @@ class Nonlinear(Problem):
         return torch.zeros_like(outer)
 
 
-class RecordedSamples(Nonlinear):
-    """Records each loss that is evaluated with its sample, as (name, (seed, size)) or (name, None).
+class FromLosses(Problem):
+    """A problem from the functions g(λ, β) and f(λ, β), the same for every task."""
 
-    The mixed term is its own, so that its samples are recorded, too.
-    """
-
-    def __init__(self):
-        self.samples = []
+    def __init__(self, inner_loss, outer_loss):
+        self.losses = inner_loss, outer_loss
 
     def inner_loss(self, outer, inner, task, sample=None):
-        self._record("inner_loss", sample)
-        return super().inner_loss(outer, inner, task, sample)
+        return self.losses[0](outer, inner)
 
     def outer_loss(self, outer, inner, task, sample=None):
-        self._record("outer_loss", sample)
-        return super().outer_loss(outer, inner, task, sample)
-
-    def mixed_term(self, outer, inner, task, vector, sample=None):
-        self._record("mixed_term", sample)
-        outer, inner = outer.clone().requires_grad_(), inner.clone().requires_grad_()
-        with torch.enable_grad():
-            loss = Nonlinear.inner_loss(self, outer, inner, task, sample).sum()
-            (gradient,) = torch.autograd.grad(loss, inner, create_graph=True)
-            return torch.autograd.grad(gradient, outer, vector)[0]
-
-    def _record(self, name, sample):
-        self.samples.append((name, None if sample is None else (sample.seed, sample.size)))
+        return self.losses[1](outer, inner)
 
 
 class Proximal(Problem):
@@ -135,32 +124,3 @@ def toy_task(lanes=2, rows=6, dim=3, seed=0):
 
 def toy_point(lanes=2, dim=3, seed=1, scale=0.5):
     return scale * normal(lanes, dim, seed=seed)
-
-
-def dense_hessian(problem, outer, inner, task):
-    """Return ∇²_ββ g and ∇²_λβ g (as d x p), lane by lane."""
-
-    def gradient(lam, beta):
-        return torch.autograd.functional.jacobian(
-            lambda b: problem.inner_loss(lam, b, task).sum(), beta, create_graph=True
-        )
-
-    by_outer, by_inner = torch.autograd.functional.jacobian(gradient, (outer, inner))
-    lanes = range(outer.shape[0])
-    hessian = torch.stack([by_inner[i, :, i] for i in lanes])
-    mixed = torch.stack([by_outer[i, :, i].mT for i in lanes])
-    return hessian, mixed
-
-
-def dense_outer_gradients(problem, outer, inner, task):
-    return torch.autograd.functional.jacobian(lambda o, i: problem.outer_loss(o, i, task).sum(), (outer, inner))
-
-
-def newton_solution(problem, outer, task, start, steps=50):
-    """Return β̂(λ) by dense Newton steps, independent of every solver of the package."""
-    inner = start
-    for _ in range(steps):
-        hessian, _ = dense_hessian(problem, outer, inner, task)
-        gradient = torch.autograd.functional.jacobian(lambda b: problem.inner_loss(outer, b, task).sum(), inner)
-        inner = inner - torch.linalg.solve(hessian, gradient)
-    return inner

@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from obbo_lightning.config.parse import Config
+from obbo_lightning.config.parse import Config, component_class
 from obbo_lightning.config.registry import short_name
 from obbo_lightning.core.regret import REGRETS
 from obbo_lightning.core.statistics import mean_and_error
 from obbo_lightning.escaping import escape_terminal
+from obbo_lightning.problems.few_shot import FewShot
+from obbo_lightning.problems.forgetting import Forgetting
 from obbo_lightning.streams.stream import Stream
 
 RECENT = 100  # rounds
@@ -128,8 +130,17 @@ def print_summary(
         console.print(f"{name}: {note}", soft_wrap=True)
     for path in figures:
         console.print(f"figure {path}", soft_wrap=True)
-    if run:
-        console.print(f"next   python -m obbo_lightning resume {run} --rounds N", soft_wrap=True, highlight=False)
+    for command in _next_commands(config, run) if run else ():
+        console.print(f"next   python -m obbo_lightning {command}", soft_wrap=True, highlight=False)
+
+
+def _next_commands(config: Config, run: Path) -> list[str]:
+    problem, resume = component_class(config, "problem"), f"resume {run} --rounds N"
+    if problem is not None and issubclass(problem, FewShot):
+        return [f"predict {run} --support DIR --query DIR", f"export {run} OUT", resume]
+    if problem is not None and issubclass(problem, Forgetting) and config["data"].get("csv") is not None:
+        return [f"predict {run} --query FILE.csv", resume]
+    return [resume]
 
 
 def _test_rows(summary: dict[str, Any], better: str) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from toy import F64
+from toy import F64, double
 
 from obbo_lightning import FewShot, cli
 from obbo_lightning.algorithms.maml import MetaGradient
@@ -27,10 +27,6 @@ SMALL = {"image_size": 16, "ways": 3, "shots": 2, "queries": 3}
 FAST = ["--rounds", "3", "--evaluation.tasks", "2", "--problem.network.filters", "4", "--algorithm.inner.steps", "2"]
 
 
-def double(task):
-    return {k: v.double() if v.is_floating_point() else v for k, v in task.items()}
-
-
 def meta_gradient(name, steps, task, problem, outer):
     algorithm = find_component("algorithm", name)(inner=GradientDescent(steps, 0.1, "outer"))
     return estimate_hypergradient(problem, algorithm, outer, task, InnerState(), Key())
@@ -49,6 +45,7 @@ def test_unrolled_without_proximity_is_learn2learns_second_order_maml(steps):
     assert float(theirs.value.norm()) > 0.1
     assert torch.allclose(ours.inner, theirs.inner, rtol=0, atol=1e-12)
     assert theirs.evaluations == {"gradients": steps + 1, "products": steps}
+    assert not MetaGradient().supports_lanes  # task by task
 
 
 class HeadFirst(torch.nn.Module):
@@ -102,10 +99,8 @@ def test_the_meta_gradient_of_any_network_is_that_of_central_differences(name, n
 
 @needs_learn2learn
 def test_anil_needs_a_linear_layer_at_the_end():
-    stream = SyntheticStream(**SMALL)
-    make = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3), torch.nn.Tanh())  # noqa: E731
-    problem = FewShot(make)
-    outer, task = problem.initial_outer(0), stream.train[0]
+    problem = FewShot(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3), torch.nn.Tanh()))
+    outer, task = problem.initial_outer(0), SyntheticStream(**SMALL).train[0]
     assert meta_gradient("maml", 1, task, problem, outer).loss.isfinite()
     with pytest.raises(ValueError, match=r"'anil' needs a network that ends in an nn.Linear, got Sequential"):
         meta_gradient("anil", 1, task, problem, outer)
@@ -133,10 +128,6 @@ def test_maml_and_anil_are_algorithms_of_fit(name, tmp_path, capsys):
 def test_settings_that_learn2learn_cannot_use_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         find_component("algorithm", "maml")(**settings)
-
-
-def test_meta_gradients_are_computed_task_by_task():
-    assert not MetaGradient().supports_lanes
 
 
 @pytest.mark.parametrize("name", ["maml", "anil"])

@@ -38,7 +38,7 @@ DEFAULTS = {
     ("data", "market"): {
         "prices": None, "events": "auto", "subset": 700, "subsets": 600, "horizon": 120, "validation": "stride",
         "stride": 5, "offset": 2, "transform": "log", "start": 0.1, "on_bad_event": "raise", "threshold": 8.0,
-        "lookback": 500, "gap": 130, "beyond": 0, "seed": 0, "columns": None,
+        "lookback": 500, "gap": 130, "beyond": 0, "seed": 0,
     },
     ("data", "quadratic"): {
         "condition_number": 10.0, "outer_dim": 4, "inner_dim": 8, "drift": 1.0, "noise": 0.0, "radius": 10.0, "seed": 0,

@@ -1,11 +1,11 @@
 """Files and flags become one checked configuration."""
 
 import inspect
-from pathlib import Path
 
 import lightning as L
 import pytest
 import yaml
+from small_runs import config_of
 
 from obbo_lightning import OBBO, OnlineBilevelModule
 from obbo_lightning.config import parse
@@ -29,10 +29,6 @@ from obbo_lightning.config.parse import (
 from obbo_lightning.training.run import make_trainer
 
 PLAIN = {"experiment": "x", "algorithm": {"name": "obbo"}, "data": {"name": "quadratic"}}
-
-
-def configuration(*words):
-    return complete_config(parse_arguments(words)[0])
 
 
 # Files
@@ -92,7 +88,7 @@ def test_component_in_a_file_is_found_beside_the_configuration_and_hashed(tmp_pa
     monkeypatch.chdir(tmp_path)
     name = f"{folder / 'hashed_mine.py'}:Mine"
     assert read_yaml(folder / "x.yaml")["algorithm"] == {"geometry": name, "clip": 1e-4}
-    config = configuration("--config", "project/x.yaml")
+    config = config_of("--config", "project/x.yaml")
     assert config["algorithm"]["geometry"] == {"name": name}
     ((file, digest),) = config["component_files"].items()
     assert (file, len(digest)) == (str(folder / "hashed_mine.py"), 64)
@@ -101,7 +97,7 @@ def test_component_in_a_file_is_found_beside_the_configuration_and_hashed(tmp_pa
     with pytest.warns(UserWarning, match=r"hashed_mine\.py has changed since this run began"):
         again = complete_config(config)
     assert again["component_files"] == config["component_files"]  # of the file that the run began with
-    assert "component_files" not in configuration()
+    assert "component_files" not in config_of()
 
 
 # Flags
@@ -179,6 +175,8 @@ def test_later_layers_win_and_per_algorithm_is_between_files_and_flags():
     assert merge([base, file, {"per_algorithm": {"obbo": {"window": 3}}}], {})["algorithm"]["window"] == 3
     with pytest.raises(ConfigError, match=r"per_algorithm\.adam must be of what adam takes: .*; got 'window'"):
         merge([base, {"per_algorithm": {"adam": {"window": 1}}}], {})
+    with pytest.raises(ValueError, match=r"algorithm must be one of .* did you mean 'sobow'"):
+        merge([base, {"per_algorithm": {"sobwo": {"lr": 1}}}], {})
 
 
 @pytest.mark.parametrize("key", ["trainer", "evaluation", "per_algorithm", "algorithm"])
@@ -211,14 +209,19 @@ def test_name_may_come_after_its_arguments():
 def test_embedded_default_applies_to_few_shot_tasks_and_our_algorithms_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_for_layers.py").write_text("from obbo_lightning import OBBO\nclass Own(OBBO):\n    '''Own.'''\n")
-    default = configuration()
-    assert configuration("--data", "fc100")["algorithm"] == default["algorithm"]
-    assert configuration("--data", "fc100")["problem"]["network"]["filters"] == 32
-    vectors = configuration("--data", "examples", "--data.path", "x.npz")
+    default = config_of()
+    assert config_of("--data", "fc100")["algorithm"] == default["algorithm"]
+    assert config_of("--data", "fc100")["problem"]["network"]["filters"] == 32
+    vectors = config_of("--data", "examples", "--data.path", "x.npz")
     assert vectors["problem"]["network"]["widths"] == [64, 64]  # an MLP, which takes any shape
-    other = configuration("--data", "quadratic")
+    other = config_of("--data", "quadratic")
     assert (other["rounds"], other["on_nonfinite"], other["algorithm"]["inner"]["steps"]) == (100, "raise", 20)
-    own = configuration("--algorithm", "mine_for_layers.py:Own")["algorithm"]
+    sobow = config_of("--algorithm", "sobow", "--algorithm.window", "4")["algorithm"]
+    assert (sobow["window"], sobow["discount"], sobow["inner"]["steps"]) == (4, 1.0, 5)
+    assert "geometry" not in sobow
+    sobbo = config_of("--algorithm", "sobbo")["algorithm"]
+    assert (sobbo["hypergradient"]["name"], sobbo["inner"]["batch_size"]) == ("stochastic_neumann", 20)
+    own = config_of("--algorithm", "mine_for_layers.py:Own")["algorithm"]
     assert (own["lr"], own["inner"]["steps"]) == (None, 20)
 
 
@@ -227,7 +230,7 @@ def test_embedded_default_applies_to_few_shot_tasks_and_our_algorithms_only(tmp_
 
 def test_completed_configuration_has_every_default_and_stays_as_it_is():
     for words in ([], ["--config", "quadratic"], ["--config", "market"], ["--config", "forgetting"]):
-        config = configuration(*words)
+        config = config_of(*words)
         assert complete_config(config) == config
         assert yaml.safe_load(yaml.safe_dump(config)) == config
         assert config["algorithm"]["inner"]["name"]
@@ -253,6 +256,7 @@ def test_key_with_a_default_must_have_a_value(key):
     ("key", "value", "message"),
     [
         ("rounds", "ten", "rounds must be an integer, got 'ten'"),
+        ("rounds", [3], "rounds must be an integer, got [3]"),
         ("rounds", True, "rounds must be an integer, got True"),
         ("threads", "all", "threads must be an integer or auto, got 'all'"),
         ("logger", "mlflow", "logger must be csv or wandb or tensorboard, got 'mlflow'"),
@@ -283,7 +287,7 @@ def test_mistake_names_the_key_the_rule_and_the_value(key, value, message):
 
 def test_argument_that_follows_from_the_tasks_cannot_be_set():
     with pytest.raises(ConfigError, match=r"problem\.network\.ways cannot be set, got 3: it follows from the tasks"):
-        configuration("--problem.network.ways", "3")
+        config_of("--problem.network.ways", "3")
 
 
 def test_own_component_needs_its_required_arguments_and_takes_mappings(tmp_path, monkeypatch):
@@ -321,7 +325,7 @@ def test_trainer_argument_that_the_run_sets_is_refused_with_its_replacement(key,
     ],
 )
 def test_callback_is_written_like_any_component_or_as_lightning_does(callbacks):
-    config = configuration("--trainer.callbacks", callbacks)
+    config = config_of("--trainer.callbacks", callbacks)
     (entry,) = callback_entries(config["trainer"])
     assert entry["duration"] == "00:00:01:00"
     (timer,) = [c for c in make_trainer(config).callbacks if isinstance(c, L.pytorch.callbacks.Timer)]
@@ -336,7 +340,7 @@ def test_own_callback_comes_from_a_file(tmp_path, monkeypatch):
         "    def __init__(self, every: int = 3):\n"
         "        self.every = every\n"
     )
-    config = configuration("--trainer.callbacks", "[{name: 'own_callback.py:Mine', every: 7}]")
+    config = config_of("--trainer.callbacks", "[{name: 'own_callback.py:Mine', every: 7}]")
     assert callback_entries(config["trainer"])[0]["name"] == f"{tmp_path / 'own_callback.py'}:Mine"
     assert list(config["component_files"]) == [str(tmp_path / "own_callback.py")]
     (mine,) = [c for c in make_trainer(config).callbacks if type(c).__name__ == "Mine"]
@@ -357,7 +361,7 @@ def test_own_callback_comes_from_a_file(tmp_path, monkeypatch):
 )
 def test_mistake_in_a_callback_is_one_line(callbacks, message):
     with pytest.raises(ValueError, match=message) as refusal:
-        configuration("--trainer.callbacks", callbacks)
+        config_of("--trainer.callbacks", callbacks)
     assert "\n" not in str(refusal.value)
 
 
@@ -365,18 +369,13 @@ def test_mistake_in_a_callback_is_one_line(callbacks, message):
 
 
 def test_help_has_one_line_per_flag_with_value_and_meaning():
-    lines = help_text(parse_arguments(["--algorithm", "sobow", "--rounds", "77", "--data.path", str(Path("x"))])[0] | {
-        "data": {"name": "images", "path": "x"}
-    }).splitlines()  # fmt: skip
+    lines = help_text(parse_arguments(["--algorithm", "sobow", "--rounds", "77", "--data", "images"])[0]).splitlines()
     assert len(lines) < 75
     found = {line.split()[0]: line for line in lines if line}
     assert found["--rounds"].split(maxsplit=2)[1:] == ["77", "T, number of rounds"]
     assert "w, window length" in found["--algorithm.window"]
     assert "one of obbo, sobbo, sobow" in found["--algorithm"]
-    assert {"--algorithm.discount", "--algorithm.inner.steps", "--data.order", "--data.path"} <= set(found)
+    assert {"--algorithm.discount", "--algorithm.inner.steps", "--data.order"} <= set(found)
+    assert "--data.path" in found  # also without a path, which a run needs
     assert "--algorithm.geometry.rho" not in found
     assert not any(line.startswith("  --trainer") for line in lines)
-
-
-def test_help_of_data_that_need_a_file_needs_none():
-    assert "--data.path" in help_text(parse_arguments(["--data", "images"])[0])

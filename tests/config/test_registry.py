@@ -99,20 +99,6 @@ def test_registered_class_is_found_by_its_name_and_its_kind_follows_from_its_bas
         register_component("nothing")(int)
 
 
-def test_entry_point_is_found_by_its_name(folder, monkeypatch):
-    _write_entry_point(folder, "plugged = registry_mine:Mine")
-    monkeypatch.syspath_prepend(str(folder))
-    assert "plugged" in component_names("algorithm")
-    assert find_component("algorithm", "plugged").__name__ == "Mine"
-
-
-def _write_entry_point(folder, line):
-    information = folder / "plugin-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[obbo_lightning.algorithm]\n{line}\n")
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
@@ -158,7 +144,7 @@ def test_file_with_the_name_of_another_module_is_loaded_beside_it(folder):
     assert (first().lr, second().lr) == (0.25, 0.5)
 
 
-def test_file_imports_its_neighbours_also_when_it_is_called(folder, tmp_path_factory, monkeypatch):
+def test_file_is_found_and_imports_its_neighbours_from_another_folder(folder, tmp_path_factory, monkeypatch):
     (folder / "late_registry_mine.py").write_text(
         "from obbo_lightning import register_component\n"
         "from registry_mine import Mine\n"
@@ -174,10 +160,6 @@ def test_file_imports_its_neighbours_also_when_it_is_called(folder, tmp_path_fac
     assert late().answer() == 42
     assert find_component("algorithm", "late_registry_mine") is late
     assert find_component("algorithm", f"{folder / 'registry_mine.py'}:Mine") is late.__mro__[1]
-
-
-def test_file_is_looked_for_beside_the_configuration_first(folder, tmp_path_factory, monkeypatch):
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     assert absolute_name("registry_mine.py:Mine", folder) == f"{folder / 'registry_mine.py'}:Mine"
     assert absolute_name("obbo", folder) == "obbo"
     assert absolute_name("other.py:X", folder).startswith("/")
@@ -209,9 +191,14 @@ def test_untrusted_name_is_refused_before_anything_is_imported(folder, name, mon
         assert set(sys.modules) == before
 
 
-def test_registered_names_and_installed_entry_points_need_no_trust(folder, monkeypatch):
-    _write_entry_point(folder, "plugged = registry_mine:Mine")
+def test_entry_point_is_found_by_its_name_and_needs_no_trust_where_it_is_installed(folder, monkeypatch):
+    information = folder / "plugin-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[obbo_lightning.algorithm]\nplugged = registry_mine:Mine\n")
     monkeypatch.syspath_prepend(str(folder))
+    assert "plugged" in component_names("algorithm")
+    assert find_component("algorithm", "plugged").__name__ == "Mine"
     with untrusted_source("trust it"):
         assert find_component("algorithm", "obbo") is find_component("algorithm", "obbo_lightning.algorithms.obbo.OBBO")
         with pytest.raises(ValueError, match="algorithm must be one of"):  # lies about, not installed by pip
@@ -221,16 +208,6 @@ def test_registered_names_and_installed_entry_points_need_no_trust(folder, monke
         require_trusted("registry_mine.Mine", "algorithm", "algorithm")
     with untrusted_source("trust it"), untrusted_source(None):
         assert find_component("algorithm", "registry_mine.py:Mine")
-
-
-def test_working_directory_is_searched_for_trusted_names_only(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
-    with untrusted_source("trust it"):
-        import_class("obbo_lightning.algorithms.obbo.OBBO", "algorithm")
-        assert str(tmp_path) not in sys.path
-    import_class("obbo_lightning.algorithms.obbo.OBBO", "algorithm")
-    assert str(tmp_path) in sys.path
 
 
 @pytest.mark.parametrize(

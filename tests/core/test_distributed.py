@@ -26,15 +26,13 @@ DIVISIONS = {
 }
 
 
-def run_rounds(algorithm, indices, per_round, shard):
-    """Return two rounds of one process, which solves the tasks with these indices of each round."""
-    step = OuterStep(torch.nn.Parameter(STREAM.initial_outer() + 0.1), algorithm)
-    states, rounds = InnerState(), []
-    for t in range(2):
-        tasks = [STREAM[per_round * t + j] for j in indices]
-        rounds.append(run_round(STREAM.problem, algorithm, step, tasks, states, Key(0, t), shard))
-        states = rounds[-1].states
-    return rounds
+def run_rounds(problem, algorithm, outer, rounds, shard):
+    """Return the rounds of one process."""
+    step, states, finished = OuterStep(torch.nn.Parameter(outer), algorithm), InnerState(), []
+    for t, tasks in enumerate(rounds):
+        finished.append(run_round(problem, algorithm, step, tasks, states, Key(0, t), shard))
+        states = finished[-1].states
+    return finished
 
 
 class AllReduce:
@@ -57,21 +55,16 @@ class AllReduce:
 def test_two_processes_compute_the_rounds_of_one(cls, division):
     shards, indices = DIVISIONS[division]
     algorithm = cls(lr=0.05, window=2, inner=InnerSGD(3, 0.5), hypergradient=FixedPoint(3, lr=0.5))
-    per_round = 1 if division == "lanes" else 4
-    expected = run_rounds(algorithm, range(per_round), per_round, Shard())
-    all_reduce = AllReduce(2)
+    per_round, all_reduce = 1 if division == "lanes" else 4, AllReduce(2)
+
+    def run(indices, shard):
+        rounds = [[STREAM[per_round * t + j] for j in indices] for t in range(2)]
+        return run_rounds(STREAM.problem, algorithm, STREAM.initial_outer() + 0.1, rounds, shard)
+
+    expected = run(range(per_round), Shard())
     with ThreadPoolExecutor(2) as pool:
-        futures = [
-            pool.submit(
-                run_rounds,
-                algorithm,
-                indices[rank],
-                per_round,
-                replace(shards[rank], all_reduce=partial(all_reduce, rank)),
-            )
-            for rank in range(2)
-        ]
-        found = [future.result() for future in futures]
+        reducing = [replace(shard, all_reduce=partial(all_reduce, rank)) for rank, shard in enumerate(shards)]
+        found = list(pool.map(run, indices, reducing))
     assert sorted(all_reduce.ranks) == [0, 0, 1, 1]  # one message per round of each process
     for one, first, second in zip(expected, *found, strict=True):
         assert torch.equal(first.outer, second.outer)
@@ -111,20 +104,13 @@ class Stackable(Proximal):
         return outer
 
 
-def run_three_tasks(inner, vmap):
-    algorithm = OBBO(lr=0.1, inner=inner, hypergradient=FixedPoint(3, lr=0.2))
-    step = OuterStep(torch.nn.Parameter(toy_point(lanes=1)), algorithm)
-    states = InnerState()
-    for t in range(2):
-        tasks = [toy_task(lanes=1, seed=3 * t + j) for j in range(3)]
-        found = run_round(Stackable(), algorithm, step, tasks, states, Key(0, t), Shard(vmap=vmap))
-        states = found.states
-    return found
-
-
 @pytest.mark.parametrize("inner", [GradientDescent(3, 0.2), InnerSGD(3, 0.2), GradientDescent(3, 0.2, start="outer")])
 def test_tasks_solved_as_lanes_give_the_round_of_a_loop(inner):
-    loop, lanes = run_three_tasks(inner, vmap=False), run_three_tasks(inner, vmap=True)
+    algorithm = OBBO(lr=0.1, inner=inner, hypergradient=FixedPoint(3, lr=0.2))
+    rounds = [[toy_task(lanes=1, seed=3 * t + j) for j in range(3)] for t in range(2)]
+    loop, lanes = (
+        run_rounds(Stackable(), algorithm, toy_point(lanes=1), rounds, Shard(vmap=vmap))[-1] for vmap in (False, True)
+    )
     assert torch.allclose(lanes.outer, loop.outer, rtol=1e-12)
     assert torch.allclose(lanes.loss, loop.loss, rtol=1e-12)
     assert lanes.evaluations == loop.evaluations

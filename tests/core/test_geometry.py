@@ -14,7 +14,6 @@ GEOMETRIES = [Euclidean(), AdaptiveDiagonal(), NegativeEntropy(), Burg()]
 REGULARIZERS = [NoRegularizer(), L1(0.3), SquaredL2(0.7), ElasticNet(0.3, 0.7)]
 DOMAINS = [RealSpace(), Box(-0.5, 1.0), Box(0.05, 2.0), Nonnegative(), L2Ball(0.8), Simplex(), Simplex(0.15)]
 TRIPLES = [(g, h, x) for g in GEOMETRIES for h in REGULARIZERS for x in DOMAINS if g.supports(h, x)]
-REFUSED = [(g, h, x) for g in GEOMETRIES for h in REGULARIZERS for x in DOMAINS if not g.supports(h, x)]
 
 
 def random_step(geometry, domain, seed, size):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toy import F64, Nonlinear, Proximal, dense_hessian, dense_outer_gradients, newton_solution, toy_point, toy_task
+from toy import F64, FromLosses, Nonlinear, Proximal, toy_point, toy_task
 
 from obbo_lightning import Problem
 from obbo_lightning.core.hypergradients import relative_norm
@@ -15,14 +15,42 @@ from obbo_lightning.streams.quadratic import QuadraticTasks
 from obbo_lightning.testing import central_difference
 
 
-def gradient_descent_path(problem, outer, start, task, steps, lr):
-    """Return ω^0, …, ω^K without any solver of the package."""
-    path = [start]
+def dense_hessian(problem, outer, inner, task):
+    """Return ∇²_ββ g and ∇²_λβ g (as d x p), lane by lane."""
+
+    def gradient(lam, beta):
+        return torch.autograd.functional.jacobian(
+            lambda b: problem.inner_loss(lam, b, task).sum(), beta, create_graph=True
+        )
+
+    by_outer, by_inner = torch.autograd.functional.jacobian(gradient, (outer, inner))
+    lanes = range(outer.shape[0])
+    hessian = torch.stack([by_inner[i, :, i] for i in lanes])
+    mixed = torch.stack([by_outer[i, :, i].mT for i in lanes])
+    return hessian, mixed
+
+
+def dense_outer_gradients(problem, outer, inner, task):
+    return torch.autograd.functional.jacobian(lambda o, i: problem.outer_loss(o, i, task).sum(), (outer, inner))
+
+
+def newton_solution(problem, outer, task, start, steps=50):
+    """Return β̂(λ) by dense Newton steps, independent of every solver of the package."""
+    inner = start
     for _ in range(steps):
-        inner = path[-1].detach().requires_grad_()
+        hessian, _ = dense_hessian(problem, outer, inner, task)
+        gradient = torch.autograd.functional.jacobian(lambda b: problem.inner_loss(outer, b, task).sum(), inner)
+        inner = inner - torch.linalg.solve(hessian, gradient)
+    return inner
+
+
+def gradient_descent(problem, outer, inner, task, steps, lr):
+    """Return ω^K without any solver of the package."""
+    for _ in range(steps):
+        inner = inner.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(problem.inner_loss(outer, inner, task).sum(), inner)
-        path.append((inner - lr * gradient).detach())
-    return path
+        inner = (inner - lr * gradient).detach()
+    return inner
 
 
 def estimate(estimator, solver, problem, outer, task, inner=None, linear_solution=None, key=None):
@@ -40,8 +68,8 @@ def test_unrolled_is_the_derivative_of_the_unrolled_loss(problem, start, steps):
     task, outer, first = toy_task(), toy_point(), toy_point(seed=2)
 
     def unrolled_loss(point):
-        path = gradient_descent_path(problem, point, point if start == "outer" else first, task, steps, 0.3)
-        return problem.outer_loss(point, path[-1], task)
+        last = gradient_descent(problem, point, point if start == "outer" else first, task, steps, 0.3)
+        return problem.outer_loss(point, last, task)
 
     found = estimate(Unrolled(), GradientDescent(steps, 0.3, start), problem, outer, task, first)
     assert (found.value - central_difference(unrolled_loss, outer)).abs().max() <= 1e-10
@@ -51,7 +79,7 @@ def test_unrolled_is_the_derivative_of_the_unrolled_loss(problem, start, steps):
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_fixed_point_is_its_series_at_any_inner_variable(steps):
     problem, task, outer, first = Nonlinear(), toy_task(), toy_point(), toy_point(seed=2)
-    inner = gradient_descent_path(problem, outer, first, task, 2, 0.3)[-1]
+    inner = gradient_descent(problem, outer, first, task, 2, 0.3)
     by_outer, by_inner = dense_outer_gradients(problem, outer, inner, task)
     hessian, mixed = dense_hessian(problem, outer, inner, task)
     contraction = torch.eye(3, dtype=F64) - 0.3 * hessian
@@ -102,40 +130,26 @@ def test_conjugate_gradient_stops_at_its_tolerance(tol):
     assert 1e-4 * tol < float(found.residual) <= tol
 
 
-class InfiniteCurvature(Problem):
-    """∇²g is infinite at β = 0, where the solver starts."""
-
-    def inner_loss(self, outer, inner, task, sample=None):
-        return (inner.abs() ** 1.5).sum(-1) + 0.25 * (outer - inner).square().sum(-1)
-
-    def outer_loss(self, outer, inner, task, sample=None):
-        return inner.sum(-1)
-
-    def mixed_term(self, outer, inner, task, vector, sample=None):
-        return -0.5 * vector
-
-
 def test_conjugate_gradient_does_not_hide_products_that_are_not_finite():
+    # ∇²g is infinite at β = 0, where the solver starts
+    problem = FromLosses(
+        lambda outer, inner: (inner.abs() ** 1.5).sum(-1) + 0.25 * (outer - inner).square().sum(-1),
+        lambda outer, inner: inner.sum(-1),
+    )
     solver = GradientDescent(1, 0.1, start="outer")
-    found = estimate(ConjugateGradient(3), solver, InfiniteCurvature(), torch.zeros(1, 2, dtype=F64), {})
+    found = estimate(ConjugateGradient(3), solver, problem, torch.zeros(1, 2, dtype=F64), {})
     assert found.value.isnan().all()
 
 
-class Saddle(Problem):
-    """Lane 0 is convex, lane 1 has a direction of negative curvature."""
-
-    curvature = torch.tensor([[1.0, 2.0], [1.0, -2.0]], dtype=F64)
-
-    def inner_loss(self, outer, inner, task, sample=None):
-        return 0.5 * (self.curvature * inner.square()).sum(-1) - (outer * inner).sum(-1)
-
-    def outer_loss(self, outer, inner, task, sample=None):
-        return (inner * torch.tensor([0.1, 1.0], dtype=F64)).sum(-1)
-
-
 def test_conjugate_gradient_stops_at_negative_curvature():
+    # lane 0 is convex, lane 1 has a direction of negative curvature
+    curvature, slope = torch.tensor([[1.0, 2.0], [1.0, -2.0]], dtype=F64), torch.tensor([0.1, 1.0], dtype=F64)
+    problem = FromLosses(
+        lambda outer, inner: (0.5 * curvature * inner.square() - outer * inner).sum(-1),
+        lambda outer, inner: (inner * slope).sum(-1),
+    )
     outer, start = torch.ones(2, 2, dtype=F64), torch.zeros(2, 2, dtype=F64)
-    found = estimate(ConjugateGradient(20), GradientDescent(1, 0.1), Saddle(), outer, {}, start)
+    found = estimate(ConjugateGradient(20), GradientDescent(1, 0.1), problem, outer, {}, start)
     assert found.value.isfinite().all()
     assert torch.allclose(found.value[0], torch.tensor([0.1, 0.5], dtype=F64))
     assert float(found.residual[1]) == 1.0  # nothing was solved there

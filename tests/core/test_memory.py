@@ -3,13 +3,12 @@
 import math
 from collections import deque
 
-import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import F64, normal
 
-from obbo_lightning.core.memory import HypergradientWindow, InnerState, Memory, TaskEntry, TaskWindow
+from obbo_lightning.core.memory import HypergradientWindow, InnerState, TaskEntry, TaskWindow
 
 
 def window_from_definition(values, window, discount):
@@ -75,40 +74,10 @@ def test_work_per_round_does_not_grow_with_the_window():
     assert work(500) <= 1.2 * work(10)
 
 
-@pytest.mark.parametrize("discount", [1.0, 0.8])
-def test_window_continues_from_its_state(discount, generator):
-    values = torch.randn(30, 2, 3, generator=generator, dtype=F64)
-    whole, first, second = (HypergradientWindow(4, discount) for _ in range(3))
-    expected = [whole.push(v) for v in values]
-    for v in values[:13]:
-        first.push(v)
-    state = first.state_dict()
-    for v in values[13:]:
-        first.push(v)  # must not change the state that was returned
-    second.load_state_dict(state)
-    assert all(torch.equal(second.push(v), q) for v, q in zip(values[13:], expected[13:], strict=True))
-    third = HypergradientWindow(4, discount)
-    third.load_state_dict(state)  # and the second window has not changed it either
-    assert torch.equal(third.push(values[13]), expected[13])
-
-
-@pytest.mark.parametrize(
-    ("memory", "merged"),
-    [(Memory(), 6.0), (HypergradientWindow(4), 1.5), (TaskWindow(4), 2.0)],
-    ids=["none", "hypergradients", "tasks"],
-)
-def test_a_window_that_is_not_full_divides_by_its_whole_length(memory, merged):
-    hypergradients = torch.tensor([[[2.0]], [[6.0]]])  # of a past task and of the newest one
-    assert memory.merge(hypergradients).tolist() == [[merged]]
-
-
-def numbered_tasks(count):
-    return [{"number": torch.tensor([float(i)])} for i in range(count)]
-
-
 def test_task_window_recalls_the_last_w_tasks_in_order_with_their_own_inner_states():
     memory = TaskWindow(3)
-    for i, task in enumerate(numbered_tasks(5)):
+    for i in range(5):
+        task = {"number": torch.tensor([float(i)])}
         start = InnerState(torch.tensor([[100.0 + i]]))
         recalled = [entries[0] for entries in memory.recall([TaskEntry(task, start)])]
         numbers = [int(entry.task["number"]) for entry in recalled]
@@ -119,17 +88,6 @@ def test_task_window_recalls_the_last_w_tasks_in_order_with_their_own_inner_stat
         assert memory.fill == min(i, 3)  # recalling changes nothing
         ends = [InnerState(torch.tensor([[10.0 * i + n]])) for n in numbers]
         memory.keep([[TaskEntry(entry.task, end)] for entry, end in zip(recalled, ends, strict=True)])
-
-
-def test_task_window_continues_from_its_state_with_complete_inner_states():
-    state = InnerState(torch.ones(1, 2), torch.full((1, 2), 2.0), torch.full((1, 4), 3.0))
-    memory, other = TaskWindow(3), TaskWindow(3)
-    memory.keep([[TaskEntry(task, state)] for task in numbered_tasks(2)])
-    other.load_state_dict(memory.state_dict())
-    recalled = other.recall([TaskEntry(numbered_tasks(3)[2], InnerState())])
-    assert [int(entry.task["number"]) for (entry,) in recalled] == [0, 1, 2]
-    for name, value in state.state_dict().items():
-        assert torch.equal(getattr(recalled[0][0].state, name), value), name
 
 
 def test_inner_states_are_mapped_selected_and_joined_by_lane():

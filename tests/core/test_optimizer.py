@@ -23,24 +23,21 @@ def run_optimizer(optimizer, outer, gradients):
 
 
 @pytest.mark.parametrize(
-    ("geometry", "reference"),
+    ("geometry", "reference", "settings"),
     [
-        (Euclidean(), lambda p: torch.optim.SGD(p, lr=0.03)),
-        (AdaptiveDiagonal(decay=0.9, rho=1e-8), lambda p: torch.optim.RMSprop(p, lr=0.03, alpha=0.9, eps=1e-8)),
-        (AdaptiveDiagonal(decay=0.7, rho=1e-3), lambda p: torch.optim.RMSprop(p, lr=0.03, alpha=0.7, eps=1e-3)),
-        (
-            AdaptiveDiagonal(decay=0.8, rho=1e-2, bias_correction=True),
-            lambda p: torch.optim.Adam(p, lr=0.03, betas=(0.0, 0.8), eps=1e-2),
-        ),
+        (Euclidean(), torch.optim.SGD, {}),
+        (AdaptiveDiagonal(decay=0.9, rho=1e-8), torch.optim.RMSprop, {"alpha": 0.9, "eps": 1e-8}),
+        (AdaptiveDiagonal(decay=0.7, rho=1e-3), torch.optim.RMSprop, {"alpha": 0.7, "eps": 1e-3}),
+        (AdaptiveDiagonal(0.8, 1e-2, bias_correction=True), torch.optim.Adam, {"betas": (0.0, 0.8), "eps": 1e-2}),
     ],
     ids=["sgd", "rmsprop", "rmsprop-0.7", "adam"],
 )
-def test_unconstrained_steps_are_those_of_torch_optim(geometry, reference, generator):
+def test_unconstrained_steps_are_those_of_torch_optim(geometry, reference, settings, generator):
     gradients = torch.randn(50, 3, 7, generator=generator, dtype=F64)
     first = torch.randn(3, 7, generator=generator, dtype=F64)
     ours, theirs = torch.nn.Parameter(first.clone()), torch.nn.Parameter(first.clone())
     path = run_optimizer(BregmanProx([ours], lr=0.03, geometry=geometry), ours, gradients)
-    expected = run_optimizer(reference([theirs]), theirs, gradients)
+    expected = run_optimizer(reference([theirs], lr=0.03, **settings), theirs, gradients)
     assert torch.allclose(path, expected, rtol=1e-13, atol=1e-15)
 
 
@@ -87,17 +84,11 @@ def test_the_length_of_a_step_is_in_the_geometrys_own_norm(geometry):
     assert torch.allclose(optimizer.lengths.squeeze(-1), expected, rtol=2e-3)
 
 
+POSITIVE = [(NegativeEntropy(), Simplex()), (NegativeEntropy(), Nonnegative()), (Burg(), Box(0, 5.0))]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    ("geometry", "domain"),
-    [
-        (NegativeEntropy(), Simplex()),
-        (NegativeEntropy(), Nonnegative()),
-        (Euclidean(), Simplex()),
-        (Burg(), Box(0, 5.0)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("geometry", "domain"), [*POSITIVE, (Euclidean(), Simplex())], ids=str)
 def test_huge_gradients_leave_every_coordinate_finite_and_able_to_recover(geometry, domain, dtype):
     outer = torch.nn.Parameter(torch.full((2, 4), 0.25, dtype=dtype))
     optimizer = BregmanProx([outer], lr=1.0, geometry=geometry, domain=domain)

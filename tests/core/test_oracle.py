@@ -1,31 +1,13 @@
-"""Derivatives of one task's losses: how many evaluations are counted, mixed terms, and shapes."""
+"""Derivatives of one task's losses: counted evaluations, mixed terms, samples, and memory layouts."""
 
 import pytest
 import torch
-from toy import F64, Nonlinear, Proximal, toy_point, toy_task
+from toy import F64, FromLosses, Nonlinear, Proximal, toy_point, toy_task
 
-from obbo_lightning import OBBO, Problem
-from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key, Sample
-from obbo_lightning.core.round import estimate_hypergradient
-from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, Unrolled
+from obbo_lightning.hypergradients import FixedPoint, InnerState
 from obbo_lightning.solvers import GradientDescent
-
-
-@pytest.mark.parametrize(
-    ("hypergradient", "gradients", "products"),
-    [
-        (Unrolled(), 4 + 1, 4),  # one product per unrolled step
-        (FixedPoint(3, lr=0.1), 4 + 2, 2 + 1),  # gradients of f and of g with its graph; two Hessians, one mixed term
-        (ConjugateGradient(3), 4 + 2, 3 + 1),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_evaluations_of_an_estimate_are_counted(hypergradient, gradients, products):
-    algorithm = OBBO(inner=GradientDescent(steps=4, lr=0.1), hypergradient=hypergradient)
-    found = estimate_hypergradient(Nonlinear(), algorithm, toy_point(), toy_task(), InnerState(), Key())
-    assert found.evaluations == {"gradients": gradients, "products": products}
 
 
 def test_an_analytic_mixed_term_is_free_and_all_products_use_one_graph():
@@ -46,19 +28,10 @@ def test_an_analytic_mixed_term_is_free_and_all_products_use_one_graph():
     assert torch.allclose(analytic, automatic, rtol=1e-13, atol=1e-15)
 
 
-class Separate(Problem):
-    """g does not depend on λ, and f on neither variable."""
-
-    def inner_loss(self, outer, inner, task, sample=None):
-        return inner.sum(-1)
-
-    def outer_loss(self, outer, inner, task, sample=None):
-        return torch.ones(len(outer), dtype=F64)
-
-
 def test_derivatives_of_what_a_loss_does_not_depend_on_are_zero():
     outer, inner = toy_point(), toy_point(dim=4)
-    oracle = Oracle(Separate(), outer, {})
+    problem = FromLosses(lambda outer, inner: inner.sum(-1), lambda outer, inner: torch.ones(len(outer), dtype=F64))
+    oracle = Oracle(problem, outer, {})
     loss, by_outer, by_inner = oracle.outer_gradients(inner)
     assert loss.tolist() == [1.0, 1.0]
     assert torch.equal(by_outer, torch.zeros_like(outer))

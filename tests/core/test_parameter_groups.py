@@ -6,26 +6,13 @@ import torch
 from scipy.optimize import minimize
 from toy import F64, example_groups
 
-from obbo_lightning import (
-    OAGD,
-    OBBO,
-    SOBBO,
-    SOBOW,
-    Adam,
-    Interval,
-    OnSimplex,
-    OuterStep,
-    ParameterGroups,
-    Positive,
-    Real,
-)
+from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, Interval, OnSimplex, OuterStep, Positive, Real
 from obbo_lightning.config.serialization import from_config, to_config
-from obbo_lightning.core.parameter_groups import ParameterGroup, resolve_groups
+from obbo_lightning.core.parameter_groups import ParameterGroup, ParameterGroups, resolve_groups
 from obbo_lightning.domains import Box, L2Ball, RealSpace, Simplex
 from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
 from obbo_lightning.regularizers import L1, ElasticNet, NoRegularizer, SquaredL2
 
-LR = {"decay": 0.2, "sources": 0.5, "smoothing": 0.05, "init": 0.3}
 MIXES = {
     "plain": ParameterGroups(
         decay=Positive(0.7, lr=0.2), sources=OnSimplex(3, lr=0.5), smoothing=Interval(0.0, 0.3, lr=0.05)
@@ -66,7 +53,7 @@ def joint_objective(groups, start, q):
         total, gradient = q @ x, q.copy()
         for name, where in groups.slices.items():
             group, lam, y = groups.named[name], start[where], x[where]
-            h, alpha = group.regularizer, LR[name]
+            h, alpha = group.regularizer, group.lr
             (at_y, slope_y), (at_lam, slope_lam) = (phi(group.geometry, z, q[where]) for z in (y, lam))
             total += (at_y - at_lam - slope_lam @ (y - lam)) / alpha + 0.5 * h.l2 * y @ y + h.l1 * np.abs(y).sum()
             gradient[where] += (slope_y - slope_lam) / alpha + h.l2 * y + h.l1 * np.sign(y)
@@ -110,7 +97,7 @@ def test_the_step_of_all_groups_is_scipys_joint_minimiser(mix, size):
     assert objective(start)[0] > found.fun + 1e-4
     generalized = optimizer.generalized_gradient(torch.tensor(start).unsqueeze(0), outer)[0].numpy()
     for name, where in groups.slices.items():
-        assert generalized[where] == pytest.approx((start[where] - x[where]) / LR[name])
+        assert generalized[where] == pytest.approx((start[where] - x[where]) / groups.named[name].lr)
 
 
 def test_views_of_groups_are_differentiable_and_coordinates_have_their_names():
@@ -179,12 +166,9 @@ def test_a_setting_is_the_users_override_else_the_algorithms_else_the_groups(key
     assert (own.name, own.lr, own.geometry) == ("", 0.3, NegativeEntropy())  # resolving copies
 
 
-def geometries(optimizer):
-    return [type(group.geometry) for group in optimizer.groups]
-
-
 def test_algorithms_take_the_groups_geometry_their_own_or_the_users():
-    used = {cls: geometries(run_steps(cls())[0].optimizer) for cls in (OBBO, SOBBO, SOBOW, OAGD)}
+    steps = {cls: run_steps(cls())[0] for cls in (OBBO, SOBBO, SOBOW, OAGD)}
+    used = {cls: [type(group.geometry) for group in step.optimizer.groups] for cls, step in steps.items()}
     assert used[OBBO] == used[SOBBO] == [NegativeEntropy, NegativeEntropy, Euclidean, Euclidean]
     assert used[SOBOW] == used[OAGD] == [Euclidean] * 4
     everywhere = run_steps(OBBO(geometry=Euclidean(), lr=0.1))[0].optimizer.groups

@@ -1,12 +1,33 @@
 """Seeds and samples: which loss draws which sample. A mistake here changes a distribution, which no mean shows."""
 
 import torch
-from toy import RecordedSamples, toy_point, toy_task
+from toy import Nonlinear, toy_point, toy_task
 
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key, Sample, derive_seed
 from obbo_lightning.hypergradients import InnerState, StochasticNeumann
 from obbo_lightning.solvers import GradientDescent
+
+
+class RecordedSamples(Nonlinear):
+    """Records each loss and mixed term that is evaluated as (name, (seed, size)), or (name, None) without a sample."""
+
+    def __init__(self):
+        self.samples = []
+
+    def inner_loss(self, outer, inner, task, sample=None):
+        self.record("inner_loss", sample)
+        return super().inner_loss(outer, inner, task, sample)
+
+    def outer_loss(self, outer, inner, task, sample=None):
+        self.record("outer_loss", sample)
+        return super().outer_loss(outer, inner, task, sample)
+
+    def mixed_term(self, outer, inner, task, vector, sample=None):
+        self.record("mixed_term", sample)  # returns None: it is left to autograd
+
+    def record(self, name, sample):
+        self.samples.append((name, None if sample is None else (sample.seed, sample.size)))
 
 
 def test_every_draw_of_a_stochastic_round_has_its_own_seed_and_the_mixed_term_that_of_its_curvature():

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from toy import F64, Nonlinear, Proximal, normal, toy_point, toy_task
+from toy import F64, Proximal, normal, toy_point, toy_task
 
 from obbo_lightning import OAGD, OBBO, SOBOW, Adam, OuterStep, Problem, online
 from obbo_lightning.core.distributed import Shard
@@ -14,7 +14,7 @@ from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.round import run_round
 from obbo_lightning.hypergradients import ClosedForm, ConjugateGradient, FixedPoint
 from obbo_lightning.problems.quadratic import Quadratic
-from obbo_lightning.solvers import GradientDescent
+from obbo_lightning.solvers import GradientDescent, InnerSGD
 from obbo_lightning.streams.quadratic import QuadraticTasks
 
 INNER = GradientDescent(steps=3, lr=1.0)
@@ -30,15 +30,6 @@ def test_the_losses_of_a_round_are_of_its_own_task_before_lambda_has_learned_fro
         assert torch.equal(finished.loss, stream.problem.outer_loss(outer, inner, stream[t]))
         assert not torch.equal(finished.outer, outer)
         outer = finished.outer
-
-
-def test_evaluations_of_all_tasks_of_a_round_are_added():
-    rounds = [[toy_task(seed=2 * t + j) for j in range(2)] for t in range(2)]
-    oagd = OAGD(window=2, lr=1e-3, inner=GradientDescent(4, 0.1), hypergradient=FixedPoint(3, lr=0.1))
-    first, second = online(Nonlinear(), oagd, rounds, toy_point())
-    each = first.estimates[0].evaluations
-    assert first.evaluations == {name: 2 * count for name, count in each.items()}
-    assert second.evaluations == {name: 4 * count for name, count in each.items()}
 
 
 @pytest.mark.parametrize("tasks_per_round", [1, 3])
@@ -101,36 +92,34 @@ def test_metrics_are_medians_over_lanes_and_none_where_there_is_no_number(lanes)
             return pytest.approx(statistics.median(values.tolist()))
 
         norms = task["slope"].norm(dim=-1)
-        assert {name: metrics[name] for name in ("loss", "inner_loss", "accuracy")} == {
-            name: median(task[name]) for name in ("loss", "inner_loss", "accuracy")
-        }
-        assert metrics["hypergradient_norm"] == median(norms)
-        assert metrics["regret/euclidean"] == median((norms / 2).square())
-        assert metrics["residual"] == 0.0
-        assert metrics["regret/exact"] is metrics["hypergradient_error"] is None
-        assert (metrics["gradients"], metrics["skipped"]) == (3 + 2, 0)
-        assert isinstance(metrics["loss"], float)
+        expected = {name: median(task[name]) for name in ("loss", "inner_loss", "accuracy")}
+        expected |= {"hypergradient_norm": median(norms), "regret/euclidean": median((norms / 2).square())}
+        expected |= {"residual": 0.0, "regret/exact": None, "hypergradient_error": None}
+        expected |= {"gradients": 3 + 2, "skipped": 0}
         if isinstance(algorithm, Adam):
-            assert metrics["generalized_norm"] is metrics["regret/generalized"] is metrics["regret/geometry"] is None
-            assert (metrics["direction_norm"], metrics["window_fill"]) == (median(norms), 0)
-            assert "lr" not in metrics
+            expected |= dict.fromkeys(("generalized_norm", "regret/generalized", "regret/geometry"))
+            expected |= {"direction_norm": median(norms), "window_fill": 0}
         else:
-            assert metrics["generalized_norm"] == median(finished.generalized_gradient.norm(dim=-1))
-            assert (metrics["direction_norm"], metrics["window_fill"]) == (median(norms / 4), 1)
-            assert metrics["lr"] == median(finished.step_metrics["lr"])
+            expected |= {"generalized_norm": median(finished.generalized_gradient.norm(dim=-1))}
+            expected |= {"direction_norm": median(norms / 4), "window_fill": 1}
+            expected |= {"lr": median(finished.step_metrics["lr"])}
+        assert {name: metrics[name] for name in expected} == expected
+        assert ("lr" in metrics) == ("lr" in expected)
+        assert isinstance(metrics["loss"], float)
 
 
 def test_a_lane_that_overflows_starts_its_next_round_from_where_it_was():
     stream = QuadraticTasks(rounds=4, lanes=2)
     tasks = [dict(task) for task in stream]
     tasks[1] = {name: torch.where(torch.tensor([[True], [False]]), torch.nan, v) for name, v in tasks[1].items()}
-    algorithm = SOBOW(lr=1e-3, inner=INNER, hypergradient=ConjugateGradient(3, warm_start=True))
+    algorithm = SOBOW(lr=1e-3, inner=InnerSGD(3, 0.5), hypergradient=ConjugateGradient(3, warm_start=True))
     rounds = list(online(stream.problem, algorithm, tasks, stream.initial_outer(), on_nonfinite="skip"))
     assert [r.skipped.tolist() for r in rounds] == [[False, False], [True, False], [False, False], [False, False]]
     before, after = rounds[0].states[0], rounds[1].states[0]
-    assert torch.equal(after.inner[0], before.inner[0])
-    assert torch.equal(after.linear_solution[0], before.linear_solution[0])
-    assert not torch.equal(after.inner[1], before.inner[1])
+    for name in ("inner", "linear_solution", "solver_state"):
+        assert torch.equal(getattr(after, name)[0], getattr(before, name)[0]), name
+        assert not torch.equal(getattr(after, name)[1], getattr(before, name)[1]), name
+        assert getattr(after, name).isfinite().all(), name
 
 
 def test_no_state_is_carried_that_the_next_round_does_not_use():
@@ -190,7 +179,7 @@ def test_a_fixed_point_that_does_not_contract_warns_also_beside_a_lane_that_is_n
     task["c"][0] = torch.nan
     algorithm = OBBO(lr=1e-3, inner=INNER, hypergradient=estimator)
     arguments = stream.problem, algorithm, [task], stream.initial_outer()
-    with pytest.warns(RuntimeWarning, match=r"does not contract.*smaller inner.lr"):
+    with pytest.warns(RuntimeWarning, match=r"does not contract.*smaller hypergradient.lr"):
         next(online(*arguments, on_nonfinite="skip"))
     monkeypatch.setattr(FixedPoint, "contracts", False)
     assert float(next(online(*arguments, on_nonfinite="skip")).residual[1]) > 1  # warnings are errors

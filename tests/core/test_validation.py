@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import Parameter
 from toy import F64, Nonlinear, Proximal, example_groups, own_network, toy_point, toy_task
 
-from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, BregmanProx, OuterStep, online
-from obbo_lightning.config.registry import find_component
+from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, BregmanProx, FewShot, Forgetting, OuterStep, online
 from obbo_lightning.core import validation
 from obbo_lightning.core.distributed import Shard
 from obbo_lightning.core.domains import entropic_simplex
@@ -27,8 +26,6 @@ from obbo_lightning.metrics import LocalRegret
 from obbo_lightning.networks import CNN4, MLP, ResNet12
 from obbo_lightning.networks.flat import FlatNetwork
 from obbo_lightning.networks.hyperparameters import FunctionalModule
-from obbo_lightning.problems.few_shot import FewShot
-from obbo_lightning.problems.forgetting import Forgetting
 from obbo_lightning.problems.imbalance import VectorScaling
 from obbo_lightning.problems.module import ModuleProblem
 from obbo_lightning.problems.quadratic import Quadratic
@@ -181,8 +178,6 @@ CASES = [
     ("regularizer must be none for an outer rule of torch.optim", lambda: Adam(regularizer=L1(0.1))),
     ("Burg: every regularizer; Box with lower >= 0 and", lambda: OBBO(geometry=Burg(), domain=Nonnegative())),
     ("these are", lambda: OBBO(geometry=Burg()).optimizer(parameter(1.0))),
-    ("algorithm must be one of obbo, sobbo, sobow, oagd, adam,", lambda: find_component("algorithm", "obo")),
-    ("did you mean 'obbo'?", lambda: find_component("algorithm", "obo")),
     # domains and geometries
     ("geometry.decay must be a number, got 'a'", lambda: AdaptiveDiagonal(decay="a")),
     ("domain.lower must be a number, got '0'", lambda: Box("0", "1")),

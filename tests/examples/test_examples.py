@@ -1,13 +1,8 @@
 """The files in examples/ as a user runs them: copied to another folder, trained, resumed, compared and reported."""
 
-import csv
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,16 +38,12 @@ def folder(tmp_path, monkeypatch):
     before = set(sys.modules)
     yield project
     for name in set(sys.modules) - before:
-        if name.startswith(("my_", "obbo_part_")):
+        if name.startswith("my_"):
             del sys.modules[name]
 
 
 def run_command(line):
     return cli.main(line.split())
-
-
-def rows(run):
-    return list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
 
 
 def only(path):
@@ -68,8 +59,10 @@ def test_the_components_keep_their_contracts(folder):
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_a_run_is_resumed_bit_for_bit_from_another_folder(folder, name, monkeypatch):
+def test_a_run_is_resumed_bit_for_bit_from_another_folder(folder, name, monkeypatch, capsys):
     assert run_command(f"fit {SHORT} {COMPONENTS[name]} --rounds 20 --checkpoint.every 6") == 0
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ("inductive: the prediction for a query depends on no other query" in printed) == (name == "network")
     whole = only(folder / "runs" / "ridge")
     stopped = folder / "stopped"
     shutil.copytree(whole, stopped)
@@ -78,21 +71,7 @@ def test_a_run_is_resumed_bit_for_bit_from_another_folder(folder, name, monkeypa
     monkeypatch.chdir(folder.parent)
     assert run_command(f"resume {stopped} --trust") == 0
     assert (stopped / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
-    assert len(rows(stopped)) == 20
-
-
-def test_a_network_gets_what_follows_from_the_tasks_and_its_weights_from_the_seed(folder, capsys):
-    network = "--problem.network my_network.py:Residual --problem.network.width 4 --data.image_size 16"
-    few = "--rounds 4 --evaluation.tasks 2 --data.ways 3 --algorithm.inner.steps 1"
-    for seed in (0, 0, 1):
-        assert run_command(f"fit {network} {few} --seed {seed} --output out{seed}") == 0
-    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "inductive: the prediction for a query depends on no other query" in printed
-    runs = sorted((folder / "out0" / "default").iterdir())
-    assert rows(runs[0]) == rows(runs[1])
-    assert rows(runs[0])[0]["loss"] != rows(only(folder / "out1" / "default"))[0]["loss"]
-    assert run_command(f"fit {network} --problem.network.widht 4") == 2
-    assert "did you mean 'problem.network.width'?" in capsys.readouterr().err
+    assert (stopped / "metrics.csv").read_text().count("\n") == 21
 
 
 def test_help_and_refusals_come_from_the_users_class(folder, capsys, monkeypatch):
@@ -102,6 +81,8 @@ def test_help_and_refusals_come_from_the_users_class(folder, capsys, monkeypatch
     assert "--data.period 200 rounds after which the coefficients repeat" in printed
     assert run_command("fit --config ridge.yaml --data.perriod 3") == 2
     assert "did you mean 'data.period'?" in capsys.readouterr().err
+    assert run_command("fit --problem.network my_network.py:Residual --problem.network.widht 4") == 2
+    assert "did you mean 'problem.network.width'?" in capsys.readouterr().err
     assert run_command("fit --config ridge.yaml --data.period often") == 2
     assert "data.period must be an integer, got 'often'" in capsys.readouterr().err
 
@@ -123,32 +104,6 @@ def test_runs_of_users_components_are_compared_and_reported(folder, capsys):
     summaries = [json.loads((runs / f"obbo-seed_{seed}" / "summary.json").read_text()) for seed in (0, 1, 2)]
     gain = sum(one["test_explained"] - one["initial_test_explained"] for one in summaries) / 3
     assert any(cell.strip().startswith(f"{gain:.3f} ±") for cell in table.splitlines()[2].split("|"))
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_resumed_by_another_process(folder):
-    def start(line, cwd=folder):
-        command = [sys.executable, "-m", "obbo_lightning", *line.split()]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env=environment, cwd=cwd, **pipes)
-
-    def finish(process):
-        _, error = process.communicate()
-        assert process.returncode == 0, error
-
-    fit = "fit --config ridge.yaml --rounds 150 --evaluation.tasks 3 --checkpoint.every 10"
-    finish(start(f"{fit} --output whole"))
-    process = start(f"{fit} --output killed")
-    deadline = time.monotonic() + 60
-    while not list(folder.glob("killed/ridge/*/checkpoints/round-*.ckpt")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    run = only(folder / "killed" / "ridge")
-    assert not (run / "summary.json").exists()
-    finish(start(f"resume {run} --trust", cwd="/"))
-    assert (run / "metrics.csv").read_bytes() == (only(folder / "whole" / "ridge") / "metrics.csv").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["tune_a_module.py", "label_noise.py", "csv_with_drift.py", "with_a_trainer.py"])

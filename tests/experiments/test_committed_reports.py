@@ -31,16 +31,6 @@ def test_a_committed_report_is_made_again_to_the_last_byte(name, tmp_path, monke
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path
 
 
-def without_code(text):
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-
-
-def committed_numbers():
-    """Every number in the CSV files of the reports, and of the experiments that no report is made of."""
-    files = [path for path in FOLDER.glob("**/*.csv") if path.stem not in ("rounds", "timings", "events")]
-    return {word for path in files for word in NUMBER.findall(path.read_text())}
-
-
 def is_there(word, committed):
     """As it stands, in percent, or with fewer digits; either sign."""
     digits = len(word.partition(".")[2])
@@ -49,11 +39,12 @@ def is_there(word, committed):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
 def test_every_table_and_every_number_of_a_page_is_in_a_committed_report(page):
-    text, committed = without_code((ROOT / page).read_text()), committed_numbers()
+    text = re.sub(r"`[^`\n]*`", "", re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL))  # no code
+    files = [path for path in FOLDER.glob("**/*.csv") if path.stem not in ("rounds", "timings", "events")]
+    committed = {word for path in files for word in NUMBER.findall(path.read_text())}
     rows = {line for path in FOLDER.glob("*/*.md") for line in path.read_text().splitlines()}
     if page != "README.md":  # whose table is of several experiments
-        missing = [line for line in text.splitlines() if line.startswith("| ") and line not in rows]
-        assert missing == []
+        assert [line for line in text.splitlines() if line.startswith("| ") and line not in rows] == []
     found = [word for word in NUMBER.findall(text) if "." in word]
     assert len(found) > 10
     assert [word for word in found if word not in NOT_MEASURED.get(page, ()) and not is_there(word, committed)] == []

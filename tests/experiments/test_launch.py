@@ -6,14 +6,14 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import yaml
-from processes import Forked
+from processes import Forked, wait_for
 from rich.console import Console
+from small_runs import SMALL_GRID, write_grid
 
 from obbo_lightning import cli
 from obbo_lightning.experiments import launch
@@ -21,17 +21,6 @@ from obbo_lightning.experiments.grid import PlannedRun, read_grid
 from obbo_lightning.experiments.launch import LocalLauncher, prepare, run_all
 from obbo_lightning.runs.directory import RunDirectory, read_config
 
-GRID = {
-    "compare": "small",
-    "base": "market",
-    "settings": {
-        "rounds": 20,
-        "data": {"subset": 30, "subsets": 20, "horizon": 10},
-        "checkpoint": {"every": 5},
-        "evaluation": {"every": 10},
-    },
-    "grid": {"algorithm": ["obbo", "adam"], "algorithm.window": [1, 3], "data.start": [0.1, 0.5]},
-}
 # Every Python process that is started imports this: instead of a run, lines in its directory are executed.
 SITE = """
 import sys, types
@@ -65,16 +54,17 @@ code = 128 + signal.SIGTERM
 
 @pytest.fixture
 def fake_runs(tmp_path, monkeypatch):
-    """Return a function that makes a run directory for each name, with its lines."""
+    """Return a function that makes a run directory for each name, with its lines, in the working directory."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
     monkeypatch.setattr(launch, "prepare", lambda planned, root: [RunDirectory(root / run.name) for run in planned])
 
-    def make(folder=tmp_path, **runs):
+    def make(**runs):
         made = []
         for name, lines in runs.items():
-            made.append(RunDirectory(folder / name))
+            made.append(RunDirectory(tmp_path / name))
             made[-1].path.mkdir()
             (made[-1].path / "run.py").write_text(lines)
         return made
@@ -95,14 +85,6 @@ def pids(runs):
     return [int((run.path / "pid").read_text()) for run in runs]
 
 
-def wait_for(happened, seconds=90):
-    for _ in range(seconds * 50):
-        if happened():
-            return
-        time.sleep(0.02)
-    pytest.fail(f"not after {seconds} seconds")
-
-
 def is_running(pid):
     try:
         os.kill(pid, 0)
@@ -114,7 +96,7 @@ def is_running(pid):
 def test_processes_wait_for_further_runs_until_they_are_stopped(fake_runs):
     launcher = LocalLauncher(1)
     runs = fake_runs(a=PID, b=PID)
-    for run in runs:
+    for run in (runs[0], RunDirectory(Path("b"))):  # a relative directory is found as well
         assert execute([run], launcher=launcher) == {}
     first, second = pids(runs)
     assert first == second
@@ -157,30 +139,29 @@ def test_a_free_process_gets_the_next_run(fake_runs):
     assert first not in others
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_process_that_dies_fails_its_run_only(signum, fake_runs):
-    dies = PID + f"print('in round 3', flush=True)\nos.kill(os.getpid(), {int(signum)})\n"
-    runs = fake_runs(a=PID, b=dies, c=PID, d=PID)
-    assert execute(runs) == {"b": f"in round 3; its process was killed by {signum.name}"}
-    first, second, third, fourth = pids(runs)
-    assert first == second != third == fourth
-
-
 @pytest.mark.parametrize(
-    ("lines", "reason"),
+    ("lines", "reason", "continues"),
     [
-        ("raise ValueError('lr must be\\n positive, got -1')", "obbo: lr must be positive, got -1"),
-        ("raise RuntimeError('a defect')", "RuntimeError: a defect"),
-        ("import sys\nprint('not finite', file=sys.stderr)\ncode = 1", "not finite"),
-        ("raise SystemExit(3)", "it printed nothing"),
-        ("raise SystemExit('words')", "it printed nothing"),
-        ("code = 2", "it printed nothing"),
+        ("raise ValueError('lr must be\\n positive, got -1')", "obbo: lr must be positive, got -1", True),
+        ("raise RuntimeError('a defect')", "RuntimeError: a defect", True),
+        ("import sys\nprint('not finite', file=sys.stderr)\ncode = 1", "not finite", True),
+        ("raise SystemExit(3)", "it printed nothing", True),
+        ("raise SystemExit('words')", "it printed nothing", True),
+        ("code = 2", "it printed nothing", True),
+        ("print('stopped after round 4')\ncode = 143", "stopped after round 4", False),  # by SIGTERM
+        ("print('a', flush=True)\nos.kill(os.getpid(), 9)", "a; its process was killed by SIGKILL", False),
+        ("print('a', flush=True)\nos.kill(os.getpid(), 11)", "a; its process was killed by SIGSEGV", False),
     ],
 )
-def test_a_run_that_fails_has_the_last_line_of_its_log_and_the_process_continues(lines, reason, fake_runs):
-    runs = fake_runs(a=PID + lines, b=PID)
-    assert execute(runs) == {"a": reason}
-    assert len(set(pids(runs))) == 1
+def test_a_run_that_fails_has_a_reason_and_its_process_continues_unless_a_signal_ended_it(
+    lines, reason, continues, fake_runs
+):
+    runs = fake_runs(a=PID, b=PID + lines, c=PID, d=PID)
+    assert execute(runs) == {"b": reason}
+    first, second, third, fourth = pids(runs)
+    assert first == second
+    assert (second == third) == continues
+    assert third == fourth
 
 
 def test_a_process_that_cannot_start_has_its_reason_in_the_log(fake_runs, tmp_path):
@@ -202,21 +183,6 @@ def test_processes_share_the_cores(jobs, each, fake_runs, monkeypatch):
     assert (run.path / "threads").read_text() == each + each
 
 
-@pytest.mark.parametrize("finishes", [False, True])
-def test_stopping_saves_running_runs_starts_nothing_and_leaves_no_process(finishes, fake_runs):
-    lines = SAVED_BY_SIGNAL.replace("code = 128 + signal.SIGTERM", "") if finishes else SAVED_BY_SIGNAL
-    runs = fake_runs(a=lines, b=lines, c=PID)
-    launcher = LocalLauncher(2)
-    next(launcher.execute(runs))
-    for run in runs[:2]:
-        wait_for((run.path / "started").exists)
-    assert launcher.stop() == "the same command continues"
-    assert all((run.path / "saved").exists() for run in runs[:2])
-    assert [run.finished for run in runs] == [finishes, finishes, False]
-    assert not any(map(is_running, pids(runs[:2])))
-    assert not (runs[2].path / "log.txt").exists()
-
-
 def test_a_process_whose_parent_is_gone_saves_its_run_and_ends(fake_runs):
     (run,) = fake_runs(a=SAVED_BY_SIGNAL)
     connection, other = Pipe()
@@ -230,124 +196,66 @@ def test_a_process_whose_parent_is_gone_saves_its_run_and_ends(fake_runs):
     assert (run.path / "saved").exists()
 
 
-def test_a_signal_that_ends_a_run_ends_its_process(fake_runs):
-    stopped = PID + "import signal\ncode = 128 + signal.SIGTERM\nprint('stopped by SIGTERM after round 4')"
-    runs = fake_runs(a=stopped, b=PID)
-    assert execute(runs) == {"a": "stopped by SIGTERM after round 4"}
-    assert len(set(pids(runs))) == 2
-
-
-def test_a_relative_directory_is_found(fake_runs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (run,) = fake_runs(Path(), a=PID)
-    assert execute([run]) == {}
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_parent_stops_its_runs(signum, fake_runs):
-    (run,) = fake_runs(a=SAVED_BY_SIGNAL)
-    script = f"""
-from pathlib import Path
-from rich.console import Console
-from obbo_lightning.experiments import launch
-from obbo_lightning.runs.directory import RunDirectory
-run = RunDirectory(Path({str(run.path)!r}))
-launch.prepare = lambda planned, root: [run]
-try:
-    launch.run_all([launch.PlannedRun("a", {{"rounds": 1}})], run.path.parent, launch.LocalLauncher(1), Console())
-except launch.GridError as stop:
-    print(stop)
-    raise SystemExit(stop.exit_code)
-"""
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    wait_for((run.path / "started").exists)
-    parent.send_signal(signum)
-    printed, _ = parent.communicate(timeout=60)
-    assert parent.returncode == 128 + signum
-    assert printed.endswith(f"stopped by {signum.name}; the same command continues\n")
-    assert (run.path / "saved").exists()
-    assert not is_running(pids([run])[0])
-
-
-class FinishingLauncher:
-    """Finishes some runs, one per look."""
-
-    def __init__(self, finishes, on_look=lambda: None):
-        self.finishes, self.on_look = finishes, on_look
-
-    def execute(self, runs):
-        self.started = [run.path.name for run in runs]
-        for run in self.finishes:
-            run.summary.write_text("{}")
-            self.on_look()
-            yield
-
-    def stop(self):
-        return "they continue"
-
-    def reason(self, run):
-        return f"reason of {run.path.name}"
-
-
 def test_only_unfinished_runs_are_executed_and_those_that_stay_so_have_failed(fake_runs):
-    runs = fake_runs(a="", b="", c="")
+    runs = fake_runs(a=PID, b=PID, c=PID + "code = 1")
     runs[0].summary.write_text("{}")
     runs[2].timings.write_text("round\n1\n2\n3\n")
     assert launch._progress(runs, [10, 10, 10])["completed"] == 13
-    launcher = FinishingLauncher([runs[1]])
-    assert execute(runs, launcher=launcher) == {"c": "reason of c"}
-    assert launcher.started == ["b", "c"]
+    assert execute(runs) == {"c": "it printed nothing"}
+    assert [(run.path / "pid").exists() for run in runs] == [False, True, True]
 
 
-def test_a_signal_ends_the_command_with_its_code_and_handlers_are_restored(fake_runs, tmp_path, monkeypatch, capsys):
-    runs = fake_runs(**{"obbo-seed_0": "", "obbo-seed_1": ""})
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    launcher = FinishingLauncher(runs, lambda: signal.raise_signal(signal.SIGTERM))
-    monkeypatch.setattr("obbo_lightning.cli.compare.LocalLauncher", lambda jobs: launcher)
-    (tmp_path / "grid.yaml").write_text("compare: site\nbase: quadratic\ngrid: {seed: [0, 1]}\n")
-    flags = ["--config", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]
-    assert cli.main(["compare", *flags]) == 143
-    assert capsys.readouterr().err == "obbo: stopped by SIGTERM; they continue\n"
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+@pytest.mark.parametrize("finish", [False, True])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_running_runs_starts_nothing_and_leaves_no_process_and_no_handler(
+    signum, finish, fake_runs, tmp_path, monkeypatch, capsys
+):
+    lines = SAVED_BY_SIGNAL + ("code = 0" if finish else "")
+    runs = fake_runs(**{"obbo-seed_0": lines, "obbo-seed_1": lines, "obbo-seed_2": PID})
+
+    class SignalledLauncher(LocalLauncher):
+        def execute(self, runs):
+            for _ in super().execute(runs):
+                if all((run.path / "started").exists() for run in runs[:2]):
+                    signal.raise_signal(signum)
+                yield
+
+    monkeypatch.setattr("obbo_lightning.cli.compare.LocalLauncher", SignalledLauncher)
+    monkeypatch.setattr(launch, "prepare", lambda planned, root: runs)
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    (tmp_path / "grid.yaml").write_text("compare: grid\nbase: quadratic\ngrid: {seed: [0, 1, 2]}\n")
+    assert cli.main(["compare", "--config", "grid.yaml", "--output", ".", "--jobs", "2"]) == 128 + signum
+    assert capsys.readouterr().err == f"obbo: stopped by {signum.name}; the same command continues\n"
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+    assert all((run.path / "saved").exists() for run in runs[:2])
+    assert [run.finished for run in runs] == [finish, finish, False]
+    assert not any(map(is_running, pids(runs[:2])))
+    assert not (runs[2].path / "log.txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("reasons", "error", "output"),
-    [
-        (
-            {"a": "no such file", "b": "killed", "c": "no such file", "d": "killed"},
-            "obbo: run a failed: no such file, and 1 more for the same reason\n"
-            "obbo: run b failed: killed, and 1 more for the same reason\n",
-            "0 of 4 runs finished\n",
-        ),
-        (
-            {"a": "no such file"},
-            "obbo: run a failed: no such file\n",
-            "3 of 4 runs finished; next: python -m obbo_lightning report {}/g\n",
-        ),
-    ],
-)
-def test_runs_that_fail_for_one_reason_are_one_line(reasons, error, output, monkeypatch, capsys, tmp_path):
+def test_runs_that_fail_for_one_reason_are_one_line(monkeypatch, capsys, tmp_path):
+    reasons = {"a": "no such file", "b": "killed", "c": "no such file"}
     monkeypatch.setattr("obbo_lightning.cli.compare.run_all", lambda *arguments: reasons)
     (tmp_path / "grid.yaml").write_text("compare: g\nbase: quadratic\ngrid: {seed: [0, 1, 2, 3]}\n")
-    assert cli.main(["compare", "--config", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]) == 1
+    command = ["compare", "--config", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]
+    assert cli.main(command) == 1
     printed = capsys.readouterr()
+    error = "obbo: run a failed: no such file, and 1 more for the same reason\nobbo: run b failed: killed\n"
     assert printed.err == error
-    assert printed.out == output.format(tmp_path)
+    assert printed.out == f"1 of 4 runs finished; next: python -m obbo_lightning report {tmp_path}/g\n"
+    reasons["d"] = "killed"
+    assert cli.main(command) == 1
+    assert capsys.readouterr().out == "0 of 4 runs finished\n"
 
 
-@pytest.fixture(scope="module")
-def write(tmp_path_factory):
-    def write_grid(folder, **changes):
-        (folder / "grid.yaml").write_text(yaml.safe_dump({**GRID, **changes}, sort_keys=False))
-        return ["compare", "--config", str(folder / "grid.yaml"), "--output", str(folder / "runs")]
-
-    return write_grid
+def write(folder, **changes):
+    """Return the command of a comparison in a folder."""
+    return ["compare", "--config", str(write_grid(folder, **changes)), "--output", str(folder / "runs")]
 
 
-def test_a_plan_needs_no_data_and_makes_nothing(write, tmp_path, capsys):
+def test_a_plan_needs_no_data_and_makes_nothing(tmp_path, capsys):
     data = {"prices": str(tmp_path / "nowhere.csv"), "events": str(tmp_path / "nothing.csv")}
-    settings = {**GRID["settings"], "data": {**GRID["settings"]["data"], **data}}
+    settings = {**SMALL_GRID["settings"], "data": {**SMALL_GRID["settings"]["data"], **data}}
     assert cli.main([*write(tmp_path, settings=settings), "--dry_run"]) == 0
     output = capsys.readouterr().out
     assert "obbo-window_3-start_0.5: 20 rounds" in output
@@ -362,7 +270,7 @@ def test_a_plan_needs_no_data_and_makes_nothing(write, tmp_path, capsys):
     assert "5 of 6 runs to execute, 100 rounds" in output
 
 
-def test_a_run_that_was_started_keeps_its_threads(write, tmp_path):
+def test_a_run_that_was_started_keeps_its_threads(tmp_path):
     write(tmp_path, grid={"seed": [0]})
     planned = read_grid(tmp_path / "grid.yaml").runs
     (run,) = prepare(planned, tmp_path / "runs")
@@ -373,42 +281,20 @@ def test_a_run_that_was_started_keeps_its_threads(write, tmp_path):
         prepare(read_grid(tmp_path / "grid.yaml", {"threads": 3}).runs, tmp_path / "runs")
 
 
-def test_a_run_that_fails_does_not_stop_the_others(write, tmp_path, capsys):
-    command = write(tmp_path, grid={"algorithm": ["adam"], "seed": [0, 1, 2]})
-    root = tmp_path / "runs" / "small"
-    broken = root / "adam-seed_1" / "checkpoints"
-    broken.mkdir(parents=True)
-    (broken / "round-00000005.ckpt").write_bytes(b"half a checkpoint")
-    assert cli.main(command) == 1
-    error = capsys.readouterr().err
-    assert "run adam-seed_1 failed: " in error
-    assert "round-00000005.ckpt has no checksum file" in error
-    assert error.count("\n") == 1
-    assert all((root / f"adam-seed_{seed}" / "summary.json").exists() for seed in (0, 2))
-    for seed in (0, 1, 2):
-        log = (root / f"adam-seed_{seed}" / "log.txt").read_text()
-        assert ("has no checksum file" in log) == (seed == 1)
-
-
 def tables(root):
     return {p.relative_to(root): p.read_bytes() for p in sorted(root.rglob("*.csv")) if p.name != "timings.csv"}
 
 
 @pytest.fixture(scope="module")
-def finished(write, tmp_path_factory):
+def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("compare")
     assert cli.main([*write(root), "--jobs", "2"]) == 0
     return root
 
 
-def test_a_grid_is_reported(finished):
-    assert len(list((finished / "runs" / "small").iterdir())) == 6
-    assert cli.main(["report", str(finished / "runs" / "small"), "--output", str(finished / "out")]) == 0
-    assert "obbo, window = 3, start = 0.5" in (finished / "out" / "table.md").read_text()
-
-
 def test_finished_runs_are_skipped_and_other_settings_are_refused(finished, capsys):
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("summary.json")}
+    assert len(before) == 6
     command = ["compare", "--config", str(finished / "grid.yaml"), "--output", str(finished / "runs")]
     assert cli.main(command) == 0
     assert {p: p.stat().st_mtime_ns for p in finished.rglob("summary.json")} == before
@@ -421,16 +307,20 @@ def rounds_done(root):
 
 
 @pytest.mark.slow
-def test_after_two_kills_the_tables_are_those_of_an_undisturbed_comparison(finished, write, tmp_path):
+def test_after_kills_and_a_signal_the_tables_are_those_of_an_undisturbed_comparison(finished, tmp_path):
     command, rng = [*write(tmp_path), "--jobs", "2"], random.Random(0)
-    for _ in range(2):
+    for signum in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
         process = Forked(tmp_path, *command)
-        enough = rounds_done(tmp_path) + rng.randint(5, 45)
+        enough = rounds_done(tmp_path) + rng.randint(12, 30)
         wait_for(lambda enough=enough: rounds_done(tmp_path) >= enough)
         workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for pid in (*workers, process.pid):  # the command and its runs, all at once
+        for pid in workers if signum == signal.SIGKILL else ():  # the command and its runs, all at once
             os.kill(int(pid), signal.SIGKILL)
-        process.wait()
+        process.send_signal(signum)
+        assert process.wait() == (130 if signum == signal.SIGINT else -9)
+        if signum == signal.SIGINT:
+            assert "the same command continues" in process.output()
+            assert 0 < len(list((tmp_path / "runs").rglob("checkpoints/*.ckpt"))) < 6 * 4
     assert cli.main(command) == 0
     assert tables(tmp_path / "runs") == tables(finished / "runs")
     for root, output in ((tmp_path / "runs", "disturbed"), (finished / "runs", "undisturbed")):
@@ -438,16 +328,4 @@ def test_after_two_kills_the_tables_are_those_of_an_undisturbed_comparison(finis
     disturbed, undisturbed = tables(tmp_path / "disturbed"), tables(tmp_path / "undisturbed")
     assert {Path("table.csv"), Path("paired.csv"), Path("events.csv")} <= set(disturbed)
     assert disturbed == undisturbed
-
-
-@pytest.mark.slow
-def test_after_a_signal_the_same_command_continues(finished, write, tmp_path):
-    command = write(tmp_path)
-    process = Forked(tmp_path, *command)
-    wait_for(lambda: rounds_done(tmp_path) > 3)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
-    assert "the same command continues" in process.output()
-    assert 0 < len(list((tmp_path / "runs").rglob("checkpoints/*.ckpt"))) < 6 * 4
-    assert cli.main(command) == 0
-    assert tables(tmp_path / "runs") == tables(finished / "runs")
+    assert "obbo, window = 3, start = 0.5" in (tmp_path / "disturbed" / "table.md").read_text()

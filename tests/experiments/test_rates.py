@@ -3,7 +3,6 @@
 import csv
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -51,19 +50,16 @@ def test_rates_are_fitted_over_the_setting_that_the_stream_names():
         assert [figure.name for figure in of_noise.figures("small")] == ["rates", "noise_scales"]
 
 
-def test_intervals_are_those_of_scipy():
-    x, y = next(power_law(noise=0.3).lines()).lines["oagd"]
+def test_intervals_are_those_of_scipy_and_seeds_without_all_points_are_not_fitted():
+    rates = power_law(noise=0.3)
+    x, y = next(rates.lines()).lines["oagd"]
     slopes = [linregress(np.log(x), np.log(row)).slope for row in y]
     interval = ttest_1samp(slopes, 0).confidence_interval(0.95)
     slope, half = fit_power_law(x, y)
     assert np.allclose([slope - half, slope + half], [interval.low, interval.high], rtol=1e-12)
     assert half > 0.025
     assert fit_power_law(x, y[:1])[1] is None  # one seed has no interval
-
-
-def test_a_seed_without_all_points_is_not_fitted():
-    streams = power_law(noise=0.3).streams
-    fewer = Rates(streams.filter((pl.col("seed") != 2) | (pl.col("rounds") != 200)))
+    fewer = Rates(rates.streams.filter((pl.col("seed") != 2) | (pl.col("rounds") != 200)))
     assert [row[1] for row in fewer.tables()[0].rows] == ["3", "3"]
 
 
@@ -95,11 +91,11 @@ def test_rates_have_a_row_for_each_run_with_an_exact_regret(make_run):
         read_rates(bad[:1])
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    root = tmp_path_factory.mktemp("rates")
+@pytest.mark.slow
+def test_average_regret_falls_for_every_windowed_algorithm(tmp_path):
+    """In the table, and computed by NumPy from the runs' own files; the constants are not the paper's."""
     base = ["--config", "quadratic", "--data.drift", "0.5", "--data.condition_number", "2"]
-    base += ["--evaluation.tasks", "1", "--output", str(root / "runs"), "--trainer.enable_progress_bar", "false"]
+    base += ["--evaluation.tasks", "1", "--output", str(tmp_path / "runs"), "--trainer.enable_progress_bar", "false"]
     for algorithm in ("obbo", "sobbo", "sobow", "oagd"):
         for rounds in (16, 64, 256):
             window = str(math.isqrt(rounds))
@@ -108,19 +104,15 @@ def report(tmp_path_factory):
             if algorithm != "sobbo":
                 flags += ["--algorithm.hypergradient", "closed_form"]
             assert cli.main(["fit", *base, *flags]) == 0
-    assert cli.main(["report", str(root / "runs"), "--output", str(root / "out")]) == 0
-    return root
-
-
-@pytest.mark.slow
-def test_average_regret_falls_for_every_windowed_algorithm(report):
-    """In the table, and computed by NumPy from the runs' own files; the constants are not the paper's."""
-    with (report / "out" / "rates.csv").open() as file:
+    assert cli.main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "rates.csv").open() as file:
         rows = {row["algorithm"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["obbo", "sobbo", "sobow", "oagd"]
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"report.html", "rates.png", "rates.svg", "streams.csv"} <= files
     for name, row in rows.items():
         averages = {}
-        for path in (report / "runs").glob(f"*/{name}-*"):
+        for path in (tmp_path / "runs").glob(f"*/{name}-*"):
             regrets = np.genfromtxt(path / "metrics.csv", delimiter=",", names=True, deletechars="")["regret/exact"]
             averages[len(regrets)] = regrets[-1] / len(regrets)
         expected = [averages[t] for t in (16, 64, 256)]
@@ -129,11 +121,3 @@ def test_average_regret_falls_for_every_windowed_algorithm(report):
         slope = np.polyfit(np.log([16, 64, 256]), np.log(expected), 1)[0]
         assert row["slope"] == f"{slope:.2f}"
         assert slope < 0
-
-
-@pytest.mark.slow
-def test_a_report_on_rates_is_made_again_from_its_csv(report, tmp_path):
-    assert cli.main(["report", str(report / "out"), "--output", str(tmp_path)]) == 0
-    names = {p.name for p in Path(tmp_path).iterdir()}
-    assert {"report.html", "rates.png", "rates.svg", "streams.csv"} <= names
-    assert (tmp_path / "rates.md").read_bytes() == (report / "out" / "rates.md").read_bytes()

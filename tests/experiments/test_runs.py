@@ -1,15 +1,14 @@
 """Finished runs on disk: which are compared, what they are called, and why others are left out."""
 
-import hashlib
+import os
 import shutil
 
 import pytest
+from small_runs import rewrite_provenance
 
 from obbo_lightning import cli
 from obbo_lightning.config.registry import find_component, qualified_name
 from obbo_lightning.experiments.runs import _experiment, distinct_labels, find_finished_runs, label_runs
-from obbo_lightning.runs.directory import RunDirectory, read_config
-from obbo_lightning.runs.provenance import decisive_keys, read_provenance
 from obbo_lightning.streams.stream import Stream
 
 FAST = ["--config", "quadratic", "--rounds", "5", "--evaluation.every", "2", "--evaluation.tasks", "2"]
@@ -47,19 +46,11 @@ def edit(name, old, new):
 
 
 def changed(name, old, new):
-    """Return a function that edits a file of a run and its provenance, as if the run had written it so."""
+    """Return a function that edits a file of a run as if the run had written it so."""
 
     def change(path):
         edit(name, old, new)(path)
-        run, tables = RunDirectory(path), {}
-        known, config = read_provenance(run), read_config(run)
-        for table in known.tables:
-            *lines, last = (path / table).read_text().splitlines(keepends=True)
-            digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-            tables[table] = {"rows": len(lines), "sha256": digest, "last": last}
-        closing = {file: hashlib.sha256((path / file).read_bytes()).hexdigest() for file in known.closing}
-        keys = decisive_keys(config)
-        known._replace(config=keys, planned=config["rounds"], tables=tables, closing=closing).write(run)
+        rewrite_provenance(path)
 
     return change
 
@@ -68,17 +59,12 @@ def labels(folder):
     return sorted({run.label for run in label_runs(find_finished_runs([folder])[0])[0]})
 
 
-def truncate(run):
-    text = (run / "metrics.csv").read_text()
-    (run / "metrics.csv").write_text(text[: len(text) // 2])
-
-
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (lambda run: (run / "metrics.csv").write_text("round,loss\n1\n"), "it is damaged: "),
         (lambda run: (run / "metrics.csv").unlink(), "it is damaged: ValueError"),
-        (truncate, "it is damaged: "),
+        (lambda run: os.truncate(run / "metrics.csv", 100), "it is damaged: "),
         (lambda run: (run / "summary.json").write_text('{"rounds": 5'), "it is damaged: JSONDecodeError"),
         (lambda run: (run / "summary.json").unlink(), "it is not finished"),
         (lambda run: (run / "config.yaml").write_text("nothing: 1"), "it is damaged: ProvenanceError"),

@@ -82,17 +82,14 @@ def unrefused(name, folder, seeds):
     return found
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", READ)
-def test_damaged_data_are_read_or_refused(name, tmp_path):
-    assert not unrefused(name, tmp_path, range(40))
+MANY = pytest.param(range(40, 3000), marks=pytest.mark.nightly)
 
 
-@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seeds", [range(40), MANY], ids=["40 ways", "many ways"])
 @pytest.mark.parametrize("name", READ)
-def test_data_damaged_in_many_ways_are_read_or_refused(name, tmp_path):
-    assert not unrefused(name, tmp_path, range(40, 3000))
+def test_damaged_data_are_read_or_refused(name, seeds, tmp_path):
+    assert not unrefused(name, tmp_path, seeds)
 
 
 def raising(task):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from small_runs import rewrite_provenance
+from small_runs import QUIET, rewrite_provenance
 
 from obbo_lightning import cli, load_model
 from obbo_lightning.config.registry import import_class, untrusted_source
@@ -93,9 +93,7 @@ def test_no_function_runs_what_a_checkpoint_holds(poisoned, tmp_path, monkeypatc
     file = sorted((poisoned / "checkpoints").glob("*.ckpt"))[-1]
     whole = sorted((poisoned / "checkpoints").glob("*.ckpt"))[0]
     module = OnlineBilevelModule.load_from_checkpoint(whole)
-    trainer = L.Trainer(
-        plugins=[ExactCheckpoints()], logger=False, max_epochs=1, accelerator="cpu", enable_progress_bar=False
-    )
+    trainer = L.Trainer(plugins=[ExactCheckpoints()], **QUIET)
     loader = torch.utils.data.DataLoader([0], collate_fn=list)
     for read in (
         lambda: read_checkpoint(file),

@@ -1,5 +1,7 @@
 """Norms by name, and batch norm with the statistics of the support examples."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -10,27 +12,26 @@ from obbo_lightning.networks.norms import frozen_batch_norm
 IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
+NETWORKS = {"cnn4": partial(CNN4, filters=8), "resnet12": partial(ResNet12, width=2), "mlp": partial(MLP, widths=[8])}
+
+
 @pytest.mark.parametrize("norm", ["batch", "group", "layer", "none"])
-@pytest.mark.parametrize("make", [lambda norm: CNN4(filters=8, norm=norm), lambda norm: ResNet12(width=2, norm=norm)])
-def test_only_batch_norm_depends_on_the_other_images_and_no_norm_has_buffers(make, norm):
+@pytest.mark.parametrize("name", NETWORKS)
+def test_only_batch_norm_depends_on_the_other_images_and_no_norm_has_buffers(name, norm):
     torch.manual_seed(0)
-    network = make(norm)
+    network = NETWORKS[name](norm=norm)
     together, alone = network(IMAGES), network(IMAGES[:3])
     assert torch.allclose(together[:3], alone, atol=1e-5) == (norm != "batch")
     assert list(network.buffers()) == []
     assert torch.equal(network.eval()(IMAGES), together)
 
 
-@pytest.mark.parametrize("norm", ["batch", "group", "layer", "none"])
-def test_layer_and_group_norms_of_vectors_centre_each_example(norm):
+@pytest.mark.parametrize(("norm", "groups"), [("layer", 1), ("group", 2)])
+def test_layer_and_group_norms_of_vectors_centre_each_example(norm, groups):
     torch.manual_seed(0)
-    network, vectors = MLP(ways=2, shape=[7], widths=[8], norm=norm), torch.randn(6, 7)
-    assert torch.allclose(network(vectors)[:3], network(vectors[:3]), atol=1e-6) == (norm != "batch")
-    hidden = network.blocks[1][1](network.blocks[1][0](vectors))
-    if norm == "layer":
-        assert torch.allclose(hidden.mean(-1), torch.zeros(6), atol=1e-6)
-    if norm == "group":
-        assert torch.allclose(hidden.reshape(6, 2, 4).mean(-1), torch.zeros(6, 2), atol=1e-6)
+    linear, layer, *_ = MLP(ways=2, shape=[7], widths=[8], norm=norm).blocks[1]
+    hidden = layer(linear(torch.randn(6, 7)))
+    assert torch.allclose(hidden.reshape(6, groups, -1).mean(-1), torch.zeros(6, groups), atol=1e-6)
 
 
 def test_queries_are_normalised_by_mean_and_variance_of_the_support():
@@ -56,13 +57,6 @@ def test_logits_of_the_support_stay_the_same():
 
 
 def test_norm_that_is_used_twice_is_refused():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(4)
-
-        def forward(self, x):
-            return self.norm(self.norm(x))
-
+    norm = nn.BatchNorm1d(4)
     with pytest.raises(ValueError, match="uses a batch norm twice: predict all queries together"):
-        frozen_batch_norm(Twice(), torch.randn(5, 4))
+        frozen_batch_norm(nn.Sequential(norm, norm), torch.randn(5, 4))

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from matplotlib.figure import Figure
-from small_runs import fit_images, write_image_classes
+from small_runs import config_of, fit_images, write_image_classes
 
 import obbo_lightning
 from obbo_lightning import cli
@@ -59,21 +59,16 @@ def example_folder(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def make_small_export():
-    """Make what the commands of the page on predicting make, from less data."""
-    run = fit_images(Path(), write_image_classes(Path("characters"), range(1, 11), 6))
-    assert cli.main(["export", str(run), "export"]) == 0
-    write_image_classes(Path("support"), (11, 12, 13), 2)
-    write_image_classes(Path("query"), (11, 12, 13), 1)
-
-
 @pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # of Lightning's own loader
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("document", OTHERS, ids=lambda path: path.name)
 def test_python_blocks_run(document, capsys, example_folder):
-    if document.name == "predicting.md":
-        make_small_export()
+    if document.name == "predicting.md":  # what the commands of the page make, from less data
+        run = fit_images(Path(), write_image_classes(Path("characters"), range(1, 11), 6))
+        assert cli.main(["export", str(run), "export"]) == 0
+        write_image_classes(Path("support"), (11, 12, 13), 2)
+        write_image_classes(Path("query"), (11, 12, 13), 1)
     for block in blocks_of(document.read_text(), "python"):
         execute(block, document.name)
     printed = capsys.readouterr().out
@@ -168,20 +163,14 @@ def test_links_point_to_files(document):
         assert (document.parent / target).exists(), target
 
 
-def fit_commands():
-    for document in OTHERS:
-        for block in blocks_of(document.read_text(), "bash"):
-            for words in commands_of(block):
-                if words[0] == "fit":
-                    yield pytest.param(words[1:], id=f"{document.name}: {' '.join(words[1:])[:60]}")
-
-
-@pytest.mark.parametrize("words", list(fit_commands()))
-def test_fit_commands_are_accepted(words, monkeypatch):
+@pytest.mark.parametrize("document", OTHERS, ids=lambda path: path.name)
+def test_fit_commands_are_accepted(document, monkeypatch):
     monkeypatch.chdir(ROOT / "examples")
-    config, switches = parse_arguments(words)
-    complete_config(config)
-    assert switches <= {"help", "print_config"}
+    for block in blocks_of(document.read_text(), "bash"):
+        for words in (words[1:] for words in commands_of(block) if words[0] == "fit"):
+            config, switches = parse_arguments(words)
+            complete_config(config)
+            assert switches <= {"help", "print_config"}, words
 
 
 def test_shipped_configs_can_be_built_and_have_a_comment():
@@ -190,7 +179,7 @@ def test_shipped_configs_can_be_built_and_have_a_comment():
     paths = sorted((ROOT / "configs").glob("*.yaml"))
     assert {"default", "fc100", "market", "quadratic"} <= {path.stem for path in paths}
     for path in paths:
-        config = complete_config(parse_arguments(["--config", str(path)])[0])
+        config = config_of("--config", path)
         if config["data"]["name"] != "fc100":  # its data files are not in the repository
             build(config)
         assert path.read_text().startswith("#"), path

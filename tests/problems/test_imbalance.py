@@ -10,15 +10,9 @@ from obbo_lightning.problems.imbalance import VectorScaling, recalls
 from obbo_lightning.testing import check_problem
 
 FREQUENCY = torch.tensor([0.6, 0.3, 0.1], dtype=F64)
-TASK = {
-    "train_x": normal(7, 2),
-    "train_y": torch.tensor([0, 0, 0, 0, 1, 1, 2]),
-    "validation_x": normal(6, 2, seed=1),
-    "validation_y": torch.arange(3).repeat(2),
-    "test_x": normal(6, 2, seed=2),
-    "test_y": torch.arange(3).repeat(2),
-    "frequency": FREQUENCY,
-}
+TASK = {f"{kind}_x": normal(6, 2, seed=i) for i, kind in enumerate(("train", "validation", "test"))}
+TASK |= {"train_y": torch.tensor([0, 0, 0, 1, 1, 2]), "frequency": FREQUENCY}
+TASK |= {f"{kind}_y": torch.arange(3).repeat(2) for kind in ("validation", "test")}
 
 
 def cross_entropy_in_numpy(inner, x, y, scale=1.0, offset=0.0):

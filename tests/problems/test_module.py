@@ -1,7 +1,7 @@
 """Problems from two losses of a module: against formulas, dense linear algebra and central differences."""
 
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -91,9 +91,6 @@ def test_losses_and_scores_are_on_their_own_batches():
     assert not RIDGE.is_stochastic
     without = ModuleProblem(nn.Linear(3, 1), {"decay": Positive(0.1)}, mean_squares, mean_squares)
     assert without.scores(OUTER, INNER, TASK) == {}
-
-
-def test_module_problems_keep_their_contract():
     check_problem(RIDGE, OUTER, INNER, TASK)
 
 
@@ -125,23 +122,15 @@ def test_a_mini_batch_is_rows_of_one_kind_and_the_rest_is_shared():
     assert torch.equal(batch_of(TASK, "validation", Sample(4, None))["x"], TASK["validation_x"])
 
 
-class Noisy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
-        self.drop = nn.Dropout(0.5)
-
-    def hidden(self, x):
-        return self.drop(self.norm(self.first(x)))
-
-
-def loss_of_hidden(model, batch, hyper):
-    return (model.last(model.hidden(batch["x"])) * hyper["scale"]).square().mean()
+def loss_of_layers(model, batch, hyper):
+    hidden = model["drop"](model["norm"](model["first"](batch["x"])))
+    return (model["last"](hidden) * hyper["scale"]).square().mean()
 
 
 def test_a_loss_may_call_any_method_and_the_module_is_not_changed():
-    module, task = Noisy(), {"train_x": torch.randn(6, 3)}
-    problem = ModuleProblem(module, {"scale": Positive(1.0)}, loss_of_hidden, loss_of_hidden)
+    layers = {"first": nn.Linear(3, 8), "norm": nn.BatchNorm1d(8), "drop": nn.Dropout(0.5), "last": nn.Linear(8, 1)}
+    module, task = nn.ModuleDict(layers), {"train_x": torch.randn(6, 3)}  # has no forward
+    problem = ModuleProblem(module, {"scale": Positive(1.0)}, loss_of_layers, loss_of_layers)
     before, state = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
     outer = problem.initial_outer(0)
     inner = problem.initial_inner(outer, task)
@@ -183,12 +172,8 @@ def test_rounds_start_from_a_group_of_weights_of_the_right_size_else_from_the_mo
         assert problem.inner_from_outer(outer) is outer
 
 
-class Pair(NamedTuple):
-    x: torch.Tensor
-    labels: torch.Tensor
-
-
 def test_floating_point_tensors_of_a_nested_batch_are_cast_and_labels_are_not():
+    Pair = namedtuple("Pair", "x labels")
     half, labels = torch.ones(2, dtype=torch.bfloat16), torch.tensor([0, 1])
     found = cast_floats({"a": [half, (labels, "text")], "b": Pair(half, labels), "c": None}, F64)
     assert found["a"][0].dtype == found["b"].x.dtype == F64
@@ -198,38 +183,25 @@ def test_floating_point_tensors_of_a_nested_batch_are_cast_and_labels_are_not():
     assert found["c"] is None
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.hyper = nn.Linear(3, 1), Hyperparameters(decay=Positive(0.5))
-
-
-def test_losses_of_a_module_in_training_are_on_their_own_batches_and_in_full_precision():
+def test_a_module_in_training_has_losses_of_its_own_batches_in_full_precision_at_its_current_weights():
     def loss(module, batch, hyper):
-        return module.linear(batch["x"]).square().mean() + hyper["decay"]
+        return module["linear"](batch["x"]).square().mean() + hyper["decay"]
 
-    network = FunctionalModule(Model())
+    hyper = Hyperparameters(decay=Positive(0.5))
+    network = FunctionalModule(nn.ModuleDict({"linear": nn.Linear(3, 1), "hyper": hyper}))
     problem = TrainedModuleProblem(network, loss, lambda *arguments: 10 + loss(*arguments))
     task = {kind: {"x": normal(8, 3, seed=i).float()} for i, kind in enumerate(("training", "validation"))}
-    outer, inner = network.hyper.outer, network.flat().unsqueeze(0)
-    expected = [float(loss(network.module, batch, network.hyper).detach()) for batch in task.values()]
+    outer, inner, solver = hyper.outer, network.flat().unsqueeze(0), CurrentWeights(network, 0.25)
+    assert torch.equal(solver(None, torch.zeros_like(inner)), inner)
+    assert solver.step_size == 0.25
+    expected = [float(loss(network.module, batch, hyper).detach()) for batch in task.values()]
     with torch.autocast("cpu", torch.bfloat16):
         found = [float(problem.inner_loss(outer, inner, task)), float(problem.outer_loss(outer, inner, task))]
     assert found == pytest.approx([expected[0], 10 + expected[1]], rel=1e-6)
     with torch.no_grad():  # only reported: the value where it was differentiated
         assert float(problem.inner_loss(outer, 0 * inner, task)) == found[0]
     modes = []
-    recording = TrainedModuleProblem(network, *[lambda *a: [modes.append(a[0].linear.training), loss(*a)][1]] * 2)
+    recording = TrainedModuleProblem(network, *[lambda *a: [modes.append(a[0]["linear"].training), loss(*a)][1]] * 2)
     recording.inner_loss(outer, inner, task)
     recording.outer_loss(outer, inner, task)
     assert modes == [True, False]  # the validation loss is computed in evaluation mode
-
-
-def test_the_inner_variable_of_a_module_in_training_is_its_current_weights():
-    network = FunctionalModule(Model())
-    solver = CurrentWeights(network, 0.25)
-    with torch.no_grad():
-        network.module.linear.bias.fill_(7.0)
-    assert solver(None, torch.zeros(1, 4))[0, -1] == 7.0
-    assert solver.step_size == 0.25

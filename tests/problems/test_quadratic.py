@@ -17,9 +17,7 @@ TASK = {"b": normal(3, 4, seed=4), "c": normal(3, 4, seed=5)}
 
 def test_the_problem_keeps_its_contract():
     check_problem(PROBLEM, OUTER, INNER, TASK)
-
-
-def test_the_smoothness_is_the_largest_eigenvalue():
+    # the bound on the curvature is attained
     assert torch.allclose(PROBLEM.smoothness(OUTER, TASK), torch.linalg.eigvalsh(MATRIX)[:, -1])
 
 

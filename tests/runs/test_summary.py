@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
+from small_runs import config_of
 
 from obbo_lightning import Stream
 from obbo_lightning.runs.summary import print_summary, replace_nonfinite, run_title, summarise
@@ -162,6 +163,19 @@ def test_the_closing_table_has_validation_scores_and_the_regret_in_the_norm_of_t
     assert rows[-4:-1] == [REGRET, [f"{generalized}; lower is better", "2.5"], [f"{exact}; lower is better", "1"]]
 
 
-def test_the_command_that_continues_the_run_is_printed():
-    _, lines = print_rows(run=Path("runs/one"))
-    assert lines[-1] == "next   python -m obbo_lightning resume runs/one --rounds N"
+@pytest.mark.parametrize(
+    ("flags", "commands"),
+    [
+        ([], ["predict RUN --support DIR --query DIR", "export RUN OUT", "resume RUN --rounds N"]),
+        (["--config", "quadratic"], ["resume RUN --rounds N"]),
+        (
+            ["--config", "forgetting", "--data.csv", "rows.csv", "--data.target", "y"],
+            ["predict RUN --query FILE.csv", "resume RUN --rounds N"],
+        ),
+    ],
+)
+def test_the_next_commands_are_those_of_the_problem(flags, commands):
+    _, lines = print_rows(config_of(*flags), run=Path("RUN"))
+    assert [line for line in lines if line.startswith("next")] == [
+        f"next   python -m obbo_lightning {command}" for command in commands
+    ]

@@ -8,100 +8,49 @@ from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.streams import QuadraticTasks
 from obbo_lightning.testing import central_difference, check_problem
 
-STREAM = QuadraticTasks(condition_number=[2.0, 20.0], lanes=2)
+STREAM = QuadraticTasks(condition_number=[2.0, 20.0], lanes=2, noise=0.1)
+GOOD = STREAM.problem
+
+
+def check_quadratic(**methods):
+    """Check a quadratic problem with other methods; each gets the value of the correct one first."""
+
+    def replaced(name, method):
+        return lambda self, *arguments: method(getattr(Quadratic, name)(self, *arguments), *arguments)
+
+    changed = {name: replaced(name, method) for name, method in methods.items()}
+    problem = type("Changed", (Quadratic,), changed)(GOOD.inner_matrix, GOOD.coupling, GOOD.ridge, GOOD.noise)
+    check_problem(problem, toy_point(dim=4), toy_point(dim=8), STREAM[3])
 
 
 def test_sound_problems_pass():
-    check_problem(STREAM.problem, toy_point(dim=4), toy_point(dim=8), STREAM[3])
+    check_quadratic()
     check_problem(Nonlinear(), toy_point(), toy_point(seed=2), toy_task())
     check_problem(Proximal(), toy_point(), toy_point(seed=2), toy_task())
 
 
-class Broken(Quadratic):
-    def __init__(self, good):
-        super().__init__(good.inner_matrix, good.coupling)
-
-
-class WrongMixedTerm(Broken):
-    def mixed_term(self, *args):
-        return -super().mixed_term(*args)
-
-
-class WrongSolution(Broken):
-    def solution(self, outer, task):
-        return super().solution(outer, task) + 1e-3
-
-
-class WrongHypergradient(Broken):
-    def hypergradient(self, outer, task):
-        gradient, solution = super().hypergradient(outer, task)
-        return 1.001 * gradient, solution
-
-
-class TooSmooth(Broken):
-    def smoothness(self, outer, task):
-        return 0.9 * super().smoothness(outer, task)
-
-
-class MixedLanes(Broken):
-    def outer_loss(self, *args):
-        return super().outer_loss(*args).flip(0) + super().outer_loss(*args)
-
-
-class Cumulative(Broken):
-    def inner_loss(self, *args):
-        return super().inner_loss(*args).cumsum(0)
-
-
-class Biased(Broken):
-    def outer_loss(self, *args):
-        return super().outer_loss(*args) * (7 if len(args) == 4 and args[3] else 1)
-
-
-class MeanLoss(Broken):
-    def inner_loss(self, *args):
-        return super().inner_loss(*args).mean()
-
-
-class Restless(Broken):
-    def inner_loss(self, *args):
-        return super().inner_loss(*args) + (torch.rand(()) if len(args) == 4 and args[3] else 0)
+def add_half_a_standard_deviation(loss, outer, inner, task, sample=None):
+    """Return a biased loss of a sample, which only many samples show."""
+    return loss if sample is None else loss + 0.5 * GOOD.noise / sample.size**0.5 * inner.norm(dim=-1)
 
 
 @pytest.mark.parametrize(
-    ("broken", "message"),
+    ("message", "name", "method"),
     [
-        (WrongMixedTerm, "mixed_term is off"),
-        (WrongSolution, "the gradient at solution"),
-        (WrongHypergradient, "hypergradient is off"),
-        (TooSmooth, "below the curvature"),
-        (MixedLanes, "depends on another lane"),
-        (Cumulative, "depends on another lane"),
-        (Biased, "biased estimate"),
-        (MeanLoss, "must have shape"),
-        (Restless, "same for the same sample"),
+        ("mixed_term is off", "mixed_term", lambda value, *_: -value),
+        ("the gradient at solution", "solution", lambda value, *_: value + 1e-3),
+        ("hypergradient is off", "hypergradient", lambda value, *_: (1.001 * value[0], value[1])),
+        ("below the curvature", "smoothness", lambda value, *_: 0.9 * value),
+        ("outer_loss of lane 0 depends on another lane", "outer_loss", lambda value, *_: value.flip(0) + value),
+        ("inner_loss of lane 1 depends on another lane", "inner_loss", lambda value, *_: value.cumsum(0)),
+        ("must have shape", "inner_loss", lambda value, *_: value.mean()),
+        ("same for the same sample", "inner_loss", lambda value, *a: value + (torch.rand(()) if a[3:] else 0)),
+        ("outer_loss of a sample is a biased estimate", "outer_loss", add_half_a_standard_deviation),
     ],
 )
-def test_broken_problems_are_noticed(broken, message):
+def test_broken_problems_are_noticed(message, name, method):
     with pytest.raises(AssertionError, match=message):
-        check_problem(broken(STREAM.problem), toy_point(dim=4), toy_point(dim=8), STREAM[3])
-
-
-class BiasedSample(Quadratic):
-    """A sample's loss is off by half a standard deviation of one estimate, which only many samples show."""
-
-    def outer_loss(self, outer, inner, task, sample=None):
-        loss = super().outer_loss(outer, inner, task, sample)
-        if sample is None:
-            return loss
-        return loss + 0.5 * self.noise / sample.size**0.5 * inner.norm(dim=-1)
-
-
-def test_small_bias_of_samples_is_noticed():
-    good = QuadraticTasks(lanes=2, noise=0.1).problem
-    problem = BiasedSample(good.inner_matrix, good.coupling, good.ridge, good.noise)
-    with pytest.raises(AssertionError, match="outer_loss of a sample is a biased estimate"):
-        check_problem(problem, toy_point(dim=4), toy_point(dim=8), QuadraticTasks(lanes=2, noise=0.1)[3])
+        check_quadratic(**{name: method})
 
 
 def test_central_differences_are_exact_for_polynomials_of_degree_eight():

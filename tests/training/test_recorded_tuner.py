@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 import torch
 from recorded import require_recorded
+from small_runs import QUIET
 from torch.utils.data import DataLoader, TensorDataset
 
 from obbo_lightning import OBBO, Hyperparameters, Interval, OnlineTuner, OnSimplex, Positive
@@ -67,15 +68,7 @@ def values_of(optimizer, tuner):
     checked = DataLoader(examples(40, 1, torch.tensor(False)), batch_size=20, shuffle=True)
     tuner = OnlineTuner(checked, every=2, **TUNERS[tuner])
     values = Values(tuner)
-    trainer = L.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        callbacks=[tuner, values],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = L.Trainer(**{**QUIET, "max_epochs": 2}, callbacks=[tuner, values])
     trainer.fit(module, DataLoader(examples(200, 2, torch.tensor(True)), batch_size=20))
     return {"names": list(tuner.values()), "values": values.seen}
 

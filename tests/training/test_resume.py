@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from small_runs import config_of, read_summary, read_table
+from torch.utils._pytree import tree_flatten
 from toy import SIX
 
 from obbo_lightning import OnlineBilevelModule, cli
@@ -89,19 +90,11 @@ def require_equal(run, other):
     assert yaml.safe_load(run.config.read_text()) == yaml.safe_load(other.config.read_text())
 
 
-def require_same_values(one, other, where=""):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            require_same_values(one[key], other[key], f"{where}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), where
-        for i, pair in enumerate(zip(one, other, strict=True)):
-            require_same_values(*pair, f"{where}.{i}")
-    else:
-        assert one == other, where
+def require_same_values(one, other):
+    (values, shape), (others, other_shape) = tree_flatten(one), tree_flatten(other)
+    assert shape == other_shape
+    for value, another in zip(values, others, strict=True):
+        assert torch.equal(value, another) if isinstance(value, torch.Tensor) else value == another
 
 
 def without_seconds(checkpoint):
@@ -222,8 +215,19 @@ def test_extending_a_run_discards_its_final_evaluation(split):
     assert (read_summary(run)["test_loss"] is None) == (split == "validation")
 
 
-def test_an_extension_that_was_killed_is_resumed(monkeypatch):
+def test_an_extension_that_was_killed_is_resumed_or_has_changed_nothing(monkeypatch):
     whole, run = fit(*QUADRATIC, rounds=20, name="whole"), fit(*QUADRATIC, rounds=10)
+    before = run.metrics.read_bytes(), read_summary(run)
+
+    def kill(*arguments):
+        raise Crash.Error
+
+    with monkeypatch.context() as patch:  # before its configuration is written
+        patch.setattr("obbo_lightning.training.run_writer.write_atomically", kill)
+        with pytest.raises(Crash.Error):
+            resume(run, "--rounds", 20)
+    assert resume(run) == 0
+    assert (run.metrics.read_bytes(), read_summary(run)) == before
     with monkeypatch.context() as patch:
         patch.setattr(run_file.RoundProgress, "on_train_batch_end", Crash(13).on_train_batch_end)
         with pytest.raises(Crash.Error):
@@ -231,21 +235,6 @@ def test_an_extension_that_was_killed_is_resumed(monkeypatch):
     assert not run.finished
     assert resume(run) == 0
     require_equal(run, whole)
-
-
-def test_an_extension_that_was_killed_before_its_configuration_was_written_changes_nothing(monkeypatch):
-    run = fit(*QUADRATIC, rounds=10)
-    before = run.metrics.read_bytes(), read_summary(run)
-
-    def kill(*arguments):
-        raise Crash.Error
-
-    with monkeypatch.context() as patch:
-        patch.setattr("obbo_lightning.training.run_writer.write_atomically", kill)
-        with pytest.raises(Crash.Error):
-            resume(run, "--rounds", 20)
-    assert resume(run) == 0
-    assert (run.metrics.read_bytes(), read_summary(run)) == before
 
 
 def test_an_impossible_continuation_is_one_line_and_changes_nothing(capsys):

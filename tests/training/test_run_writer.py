@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from small_runs import read_table
+from small_runs import QUIET, read_table
 from toy import F64, Nonlinear, toy_point, toy_task
 
 from obbo_lightning import (
@@ -64,8 +64,8 @@ def train(writer, checkpoint=None, callbacks=(), validation=(), problem=None, **
     """Run the stream of a writer; return the module."""
     outer = toy_point(1) if problem is None else problem.groups.start(dtype=F64)
     module = OnlineBilevelModule(problem or Nonlinear(), ALGORITHM, outer)
-    usual = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    usual |= {"plugins": [ExactCheckpoints()], "limit_val_batches": 0, "max_epochs": 1, "num_sanity_val_steps": 0}
+    usual = {**QUIET, "enable_checkpointing": True, "plugins": [ExactCheckpoints()], "limit_val_batches": 0}
+    usual |= {"num_sanity_val_steps": 0}
     writer.data.validation = validation
     trainer = L.Trainer(**{**usual, **options}, callbacks=[*callbacks, writer], default_root_dir=writer.run.path)
     with writer.status.own(writer.run):

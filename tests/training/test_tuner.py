@@ -10,6 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from small_runs import QUIET
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -86,9 +87,7 @@ def clean_loader(shuffle=True):
 
 
 def fit(module, tuner=None, count=12, path=None, **more):
-    settings = {"max_epochs": 1, "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    settings |= {"enable_checkpointing": False, "accelerator": "cpu", **more}
-    trainer = L.Trainer(**settings, callbacks=[] if tuner is None else [tuner])
+    trainer = L.Trainer(**{**QUIET, **more}, callbacks=[] if tuner is None else [tuner])
     trainer.fit(module, loader(count, shuffle=True), ckpt_path=path)
     return trainer
 

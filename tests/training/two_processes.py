@@ -86,16 +86,9 @@ class RecordingTuner(OnlineTuner):
 def tune(folder):
     """Tune with batches of its own on each rank; all ranks have the same hyperparameters."""
     tuner, module, rank = RecordingTuner(), DecayModule(), distributed.get_rank()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=1,
-        callbacks=[tuner],
-        use_distributed_sampler=False,
-        **quiet,
-    )
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    options |= {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "max_epochs": 1}
+    trainer = L.Trainer(**options, callbacks=[tuner])
     trainer.fit(module, DataLoader(TensorDataset(*(v[rank::2] for v in tuning_rows())), batch_size=4))
     found = {"hypergradients": tuner.hypergradients, "decay": float(module.hyper["decay"])}
     (folder / f"tuned-{rank}.json").write_text(json.dumps(found))
