@@ -1,6 +1,8 @@
 """Readers of data files: npz arrays, tables, images, labelled examples; one line names a file that cannot be read."""
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,10 +45,29 @@ def read_npz(file: Path | IO[bytes], required: Collection[str] = (), optional: C
 def read_table(path: Path, is_csv: bool, **csv_options: Any) -> pl.DataFrame:
     """Return a table of a CSV file, read with options of `polars.read_csv`, or of a parquet file."""
     try:
-        return pl.read_csv(path, **csv_options) if is_csv else pl.read_parquet(path)
+        with _silent_stderr():
+            return pl.read_csv(path, **csv_options) if is_csv else pl.read_parquet(path)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         kind = "CSV" if is_csv else "parquet"
         raise ValueError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Discard what the process writes to stderr: a panic of polars prints a Rust backtrace, bypassing Python."""
+    try:
+        stderr = os.dup(2)
+    except OSError:  # the process has no stderr
+        yield
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
 
 
 def require_rows(where: str, good: pl.Series, column: pl.Series, rule: str) -> None:
