@@ -77,6 +77,6 @@ def test_the_backtrace_of_a_panic_in_polars_is_not_printed(tmp_path, monkeypatch
         raise pl.exceptions.PanicException("called unwrap\nin a thread")
 
     monkeypatch.setattr(pl, "read_parquet", panic)
-    with pytest.raises(ValueError, match="x.parquet cannot be read as parquet: called unwrap$"):
+    with pytest.raises(ValueError, match=r"x\.parquet cannot be read as parquet: called unwrap$"):
         read_table(tmp_path / "x.parquet", is_csv=False)
     assert capfd.readouterr().err == ""
