@@ -1,4 +1,4 @@
-"""Base classes of algorithms: an inner solver, an estimator, a memory and an optimizer of λ, without state."""
+"""Base classes of algorithms, which are stateless: they choose inner solver, estimator, memory and optimizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ class Algorithm(Configurable, ABC):
 
     @property
     def supports_vmap(self) -> bool:
-        """Whether tasks can be solved as lanes of one: not with samples, which lanes share and tasks do not."""
+        """Whether tasks can be solved as lanes of one: lanes share a random sample, and each task needs its own."""
         sampled = self.inner.is_stochastic or self.hypergradient.is_stochastic
         return self.hypergradient.supports_lanes and not sampled
 

@@ -68,13 +68,13 @@ class Geometry(Configurable, ABC):
         """Return φ_t after q_t was seen; updates ``state`` in place."""
 
     def unit(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
-        """Return the size of q ``[lanes, 1]``; ``lr: auto`` divides α by it, so that steps have no units of f."""
+        """Return the size of q ``[lanes, 1]``; ``lr: auto`` divides by it, so rescaling f changes no step."""
         if isinstance(domain, Simplex):  # a constant in q changes nothing on the simplex
             direction = direction - direction.mean(-1, keepdim=True)
         return direction.abs().amax(-1, keepdim=True)
 
     def reach(self, outer: Tensor, domain: Domain) -> Tensor:
-        """Return how far a q of unit 1 moves λ with ``lr: auto`` and s = 1 ``[lanes, 1]``: the size of λ or of X."""
+        """Return the length of a typical step of ``lr: auto`` with s = 1 ``[lanes, 1]``: the size of λ or of X."""
         return domain.extent(outer)
 
 
@@ -149,7 +149,7 @@ class AdaptiveDiagonal(Geometry):
     Args:
         decay: weight of the past in the average of squares.
         rho: ρ, the strong convexity that remains where no gradient was ever seen. The theorems ask for
-            α ≤ 3ρ/(4ℓ_F), which the default cannot give with any α that moves.
+            α ≤ 3ρ/(4ℓ_F); with the default ρ such an α is too small to move λ.
         bias_correction: use v_t / (1 − decay^t): the first step is α per coordinate, not α/√(1 − decay).
 
     >>> geometry, outer = AdaptiveDiagonal(decay=0.75), torch.zeros(1, 2)

@@ -1,4 +1,4 @@
-"""Estimators of the hypergradient ∇F_t(λ_t)."""
+"""Estimators of the hypergradient ∇F_t(λ_t): each runs the inner solver and differentiates at its result."""
 
 import random
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Inner solvers: from ω⁰ to ω^K ≈ β̂_t(λ_t)."""
+"""Inner solvers: K steps on the inner loss g, from ω⁰ to ω^K ≈ β̂_t(λ_t), or its exact minimiser."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -225,7 +225,7 @@ class InnerAdam(StatefulSolver):
     """K steps of Adam; its moments and its step count are carried between rounds.
 
     m^k = b₁ m^{k−1} + (1 − b₁) g, v^k = b₂ v^{k−1} + (1 − b₂) g², ω^k = ω^{k−1} − η m̂^k / (√v̂^k + ε), both moments
-    divided by 1 − b^k. η is no step size of a fixed point: ``hypergradient.lr`` must be given.
+    divided by 1 − b^k. Adam's η is no step size for `FixedPoint`: give ``hypergradient.lr``.
 
     Args:
         steps: K, number of inner steps.

@@ -90,7 +90,7 @@ class Memory:
     def keep(self, solved: list[list[TaskEntry]]) -> None:
         """Remember the recalled tasks with the states in which their solvers ended.
 
-        Separate from `recall`, so that a round that fails leaves the memory as it was.
+        Called after the outer step, so a round that raises does not change what is recalled next.
         """
 
     def exchange(self, exchange: Exchange) -> None:

@@ -75,7 +75,7 @@ class Oracle:
             return loss.detach(), _gradients(loss, [self.outer])[0]
 
     def outer_loss(self, inner: Tensor) -> Tensor:
-        """Return F on the whole task; not counted, because nothing is differentiated."""
+        """Return f(λ, β) on the whole task; not counted, because nothing is differentiated."""
         with torch.no_grad():
             return self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self._for_gradients))
 

@@ -112,7 +112,7 @@ def run_round(
     ]
     estimates = [[estimate for *_, estimate in past] for past in solved]
     residuals = torch.cat([one.residual for past in estimates for one in past])
-    # A NaN comes from the task, an overflow is infinite.
+    # Ignore NaN, which comes from the task; a diverging iteration has a residual above 1 or infinity.
     if algorithm.hypergradient.contracts and float(residuals.nan_to_num(nan=0.0).max()) > 1:
         warnings.warn(
             "the fixed point of the hypergradient does not contract (its residual grows), so steps are less exact: use "
