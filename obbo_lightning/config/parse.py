@@ -294,9 +294,9 @@ def _with(config: Config, key: str, value: Any) -> Config:
     """Set one dotted key; the name of a component may come before or after its arguments."""
     head, _, tail = key.partition(".")
     below = config.get(head)
-    below = {"name": below} if isinstance(below, str) else below
     if tail:
-        return {**config, head: _with(below or {}, tail, value)}
+        below = {"name": below} if isinstance(below, str) else below or {}
+        return {**config, head: _with(below, tail, value)}
     if isinstance(below, dict) and isinstance(value, str):
         return {**config, head: {**below, "name": value}}
     return {**config, head: value}
