@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 import torch
 from PIL import Image
-from scipy.optimize import minimize
 from small_runs import read_table, save_few_shot_checkpoint, write_image_classes, write_labelled_table
 
 from obbo_lightning import cli, load_model, predict_rows
@@ -19,7 +18,7 @@ from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import read_rounds
 
 GREY = ImageInputs([1, 16, 16], [0.25], [0.5])
-BLOCK, PAST, RIDGE = 6, 4, 5e-3
+BLOCK, PAST = 6, 4
 TABLE_FLAGS = ["--config", "forgetting", "--data.block", str(BLOCK), "--data.past", str(PAST), "--data.csv", "rows.csv"]
 TABLE_FLAGS += ["--data.target", "y", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 VECTORS = ExampleInputs([2], "label", None, [0, 0], [1, 1])
@@ -253,8 +252,16 @@ def test_predictions_are_those_of_the_next_round(kind, in_folder, capsys):
     printed = capsys.readouterr().out
     assert f"y, fitted to the last {BLOCK * PAST} rows" in " ".join(printed.split())
     assert ("accuracy" if kind == "classes" else "mean absolute error") in printed
-    if kind == "numbers":  # in their own units
-        found = predict_rows("runs", "tomorrow.csv", csv="rows.csv")
+    found = predict_rows("runs", "tomorrow.csv", csv="rows.csv")
+    table_of(kind)[66:].drop("y").write_csv("query.csv")
+    without = predict_rows("runs", "query.csv")
+    assert without.table.equals(found.table.drop("actual"))
+    assert (without.accuracy, without.mean_absolute_error) == (None, None)
+    if kind == "classes":
+        assert without.table.columns == ["row", "predicted", "probability"]
+        assert without.table["row"].to_list() == [1, 2, 3, 4, 5, 6]
+        assert without.table["probability"].min() >= 0.5
+    else:  # in their own units
         actual = table_of("numbers")["y"][66:]
         assert found.table["actual"].to_list() == actual.to_list()
         errors = np.abs(found.table["predicted"].to_numpy() - actual.to_numpy())
@@ -266,30 +273,6 @@ def test_predictions_are_those_of_the_next_round(kind, in_folder, capsys):
     expected = read_rounds(run.metrics)["loss"][-1]
     deviation = 1.0 if kind == "classes" else table_of(kind)["y"][:66].to_numpy().std()
     assert loss_of_predictions(kind, deviation) == pytest.approx(expected, rel=1e-5)
-
-
-def test_classes_are_those_of_a_weighted_logistic_regression(in_folder):
-    run = fit_table("classes")
-    weights = read_rounds(run.outer).row(-1)[1:]
-    table, query = table_of("classes")[:66], table_of("classes")[66:].drop("y")
-    query.write_csv("query.csv")
-    found = predict_rows("runs", "query.csv")
-    x = table.select("a", "b").to_numpy()
-    mean, deviation = x.mean(0), x.std(0)
-    scaled = [np.column_stack([np.clip((z - mean) / deviation, -3, 3), np.ones(len(z))]) for z in (x, query.to_numpy())]
-    last, y = scaled[0][-BLOCK * PAST :], (table["y"] == "up").to_numpy()[-BLOCK * PAST :]
-    each = np.repeat(weights[::-1], BLOCK) / BLOCK  # the newest block has the first weight
-
-    def g(beta):
-        z = last @ beta
-        return (each * (np.logaddexp(0, z) - y * z)).sum() + RIDGE / 2 * beta @ beta
-
-    probability = 1 / (1 + np.exp(-scaled[1] @ minimize(g, np.zeros(3), tol=1e-12).x))
-    assert found.table.columns == ["row", "predicted", "probability"]
-    assert found.table["row"].to_list() == [1, 2, 3, 4, 5, 6]
-    assert found.table["predicted"].to_list() == ["up" if p > 0.5 else "down" for p in probability]
-    assert found.table["probability"].to_numpy() == pytest.approx(np.maximum(probability, 1 - probability), abs=1e-5)
-    assert (found.accuracy, found.mean_absolute_error) == (None, None)
 
 
 def test_queries_that_cannot_be_read_are_refused_in_one_line(in_folder, capsys):
