@@ -4,6 +4,7 @@ import builtins
 import errno
 import io
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,8 @@ def outcome(folder, undisturbed, last, full):
     what = f"{'full' if full else 'killed'} at {last}, {disk.done[-1]}: "
     if full and not (code in (0, 1, 2) and (code == 0 or error.count("\n") == 1)):
         return f"{what} exit code {code}: {error}"
+    if code == 1 and not re.search("No space left on device.* continue with: python -m obbo_lightning resume", error):
+        return f"{what} {error}"
     for run in map(RunDirectory, folder.glob("*/*")):
         if not run.config.exists():  # it has not started
             continue
