@@ -327,7 +327,7 @@ def merge(layers: Sequence[Config], flags: Config) -> Config:
 
 
 def _default_layer(given: Config) -> Config:
-    """Return what applies of the embedded default: to few-shot tasks only, and to own algorithms nothing."""
+    """Return default.yaml for few-shot problems, else {}; its algorithm settings only for algorithms that ship."""
     from obbo_lightning.problems.few_shot import FewShot
 
     default = read_yaml(shipped_configs() / "default.yaml")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import nn
 
 from obbo_lightning import OnlineBilevelModule, load_model
 from obbo_lightning.inference.inputs import Inputs
-from obbo_lightning.inference.model import AdaptedClassifier
+from obbo_lightning.inference.model import AdaptedClassifier, resize_classifier
+from obbo_lightning.networks import MLP
 from obbo_lightning.runs.provenance import newest_checkpoint
 from obbo_lightning.solvers import ExactSolution
 from obbo_lightning.streams.few_shot.stored import ImageFolderStream
@@ -164,3 +166,32 @@ def test_loading_needs_no_lightning(image_run):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_classes_take_the_learned_rows_in_turn(dtype, classes):
+    make = partial(MLP, ways=3, shape=[2], widths=[4])
+    network = make().to(dtype)
+    before = torch.get_rng_state()
+    resized = resize_classifier(network, make, 3, classes).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)  # the global generator is unchanged
+    rows = torch.arange(classes) % 3
+    for name, learned in network.state_dict().items():
+        assert resized[name].dtype == dtype
+        assert torch.equal(resized[name], learned[rows] if len(learned) == 3 else learned), name
+
+
+class Square(nn.Module):
+    def __init__(self, ways=2):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(ways, ways))
+
+
+def test_networks_that_cannot_be_resized_are_refused():
+    make = partial(Square, ways=2)
+    with pytest.raises(ValueError, match=r"weight of the network is \[2, 2\], and with .* \[3, 3\]"):
+        resize_classifier(make(), make, 2, 3)
+    for other in (None, Square):
+        with pytest.raises(ValueError, match="labels must be of 2 classes for a network whose class has no"):
+            resize_classifier(make(), other, 2, 3)
