@@ -283,13 +283,8 @@ def test_fingerprints_and_digests_name_the_bar_and_the_event_that_changed(files)
             assert first.describe(rounds[0]) == where
 
 
-def spoil(column, value, row=25):
-    def change(table):
-        values = table[column].to_list()
-        values[row] = value
-        return table.with_columns(pl.Series(column, values, dtype=table.schema[column]))
-
-    return change
+def spoil(value, row=25):
+    return lambda table: table.with_columns(close=pl.when(pl.int_range(pl.len()) == row).then(value).otherwise("close"))
 
 
 def of_files(files, *flags):
@@ -299,8 +294,8 @@ def of_files(files, *flags):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (spoil("close", float("nan")), "row 26 of the prices: a price must be a positive number, got nan"),
-        (spoil("close", 0.0, 100), "row 101 of the prices: a price must be a positive number, got 0.0"),
+        (spoil(float("nan")), "row 26 of the prices: a price must be a positive number, got nan"),
+        (spoil(0.0, 100), "row 101 of the prices: a price must be a positive number, got 0.0"),
         (lambda t: t[[*range(26), 25, *range(26, len(t))]], "row 27 of the prices: timestamps must increase"),
         (lambda t: t.filter(pl.col("ticker") != "SIM001"), "event SIM001 2021-01-06 20:30:00: the ticker must be in"),
         (lambda t: t[20:], "SIM000 2021-01-06 20:30:00: must have 50 prices up to it and 10 after it, and has 40 and"),
@@ -431,17 +426,6 @@ def test_figure_compares_medians_with_the_initial_median(fit, monkeypatch):
     errors = problem.scores(outer, problem.solution(outer, test), test)["mse"].numpy()
     assert drawn[0][3] == pytest.approx(np.median(errors), rel=1e-9)
     assert abs(np.mean(errors) - np.median(errors)) > 0.05  # so a mean would be noticed
-
-
-def test_skipped_events_are_listed_in_the_run_directory(files, fit):
-    spoil("close", -1.0)(pl.read_parquet(files[0])).write_parquet(files[0])
-    with pytest.warns(UserWarning, match="1 of 3 events skipped"):
-        run = fit(*of_files(files, "--data.on_bad_event", "skip"))
-    (row,) = read_table(run / "skipped.csv")
-    assert (row["ticker"], row["row"]) == ("SIM000", "1")
-    assert "row 26 of the prices: a price must be a positive number" in row["reason"]
-    summary = json.loads((run / "summary.json").read_text())
-    assert (summary["events"], summary["events_skipped"]) == (2, 1)
 
 
 @pytest.mark.slow
