@@ -29,7 +29,8 @@ def is_noticed(entry: dict[str, str], copy: Path) -> bool:
     environment = {**os.environ, "PYTHONPATH": str(copy)}  # for processes that the tests start
     try:
         tests = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=120)
-        return tests.returncode == 1  # some failed; other codes mean that they could not be run
+        # Some failed, or a signal killed them (out of memory); codes above 1 mean that they could not be run.
+        return tests.returncode == 1 or tests.returncode < 0
     except subprocess.TimeoutExpired:
         return True
     finally:

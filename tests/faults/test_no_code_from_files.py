@@ -125,6 +125,10 @@ def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(poisoned, capsys):
         error = capsys.readouterr().err
         assert str(file) in error
         assert error.count("\n") == 1
+    file.with_suffix(".sha256").unlink()
+    file.write_bytes(listed.getvalue())
+    with pytest.raises(CheckpointError, match="must hold a mapping, got list"):
+        read_checkpoint(file)
 
 
 def test_arrays_are_read_without_pickles(tmp_path, capsys):
