@@ -122,12 +122,6 @@ def test_the_prices_of_all_events_are_counted_before_they_are_cut(monkeypatch):
         market.MarketStream("prices.csv", subset=4000)
 
 
-def test_memory_is_what_the_control_group_has(tmp_path, monkeypatch):
-    (tmp_path / "memory.max").write_text("12345\n")
-    monkeypatch.setattr(validation, "CONTAINER_LIMITS", (str(tmp_path / "none"), str(tmp_path / "memory.max")))
-    assert validation.available_memory.__wrapped__() == 12345
-
-
 def test_a_configuration_has_a_largest_length(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("obbo_lightning.config.parse.MAX_BYTES", 10_000)
     Path("x.yaml").write_text("#" * 20_000 + "\n")
