@@ -503,20 +503,12 @@ def _parse(one: _Section) -> Config:
     try:
         parsed = parser.parse_object(nested({one.key(k): v for k, v in one.given.items()}), defaults=False)
     except (ArgumentError, TypeError) as error:
-        raise ConfigError(_explain(one) or " ".join(str(error).split())) from None
+        for key, value in one.given.items():
+            if f'"{one.key(key)}"' in str(error).partition("\n")[0]:  # Parser key "algorithm.window":
+                wanted = _in_words(_parameters(one.cls)[key].annotation)
+                raise ConfigError(f"{one.key(key)} must be {wanted}, got {value!r}") from None
+        raise ConfigError(" ".join(str(error).split())) from None
     return section(_plain(parsed.as_dict()), one.path)
-
-
-def _explain(one: _Section) -> str | None:
-    """Return what is wrong with the first argument that jsonargparse refuses by itself."""
-    names = set(_defaults(one.path, one.cls, one.skip))
-    for key, value in one.given.items():
-        parser = _parser(one.path, one.cls, one.skip | (names - {key}))
-        try:
-            parser.parse_object(nested({one.key(key): value}), defaults=False)
-        except (ArgumentError, TypeError):
-            return f"{one.key(key)} must be {_in_words(_parameters(one.cls)[key].annotation)}, got {value!r}"
-    return None
 
 
 def _in_words(annotation: Any) -> str:
@@ -605,20 +597,11 @@ def check_trainer(given: Config) -> Config:
     callbacks = callback_entries(given)
     for entry in callbacks:
         cls = find_component("callback", entry["name"], "trainer.callbacks")
-        one = _Section("trainer.callbacks", cls, frozenset(), entry)
-        _parse_checked(one, {k: v for k, v in entry.items() if k != "name"})
-    trainer = _Section("trainer", Trainer, frozenset({"callbacks"}), given)
-    checked = _parse_checked(trainer, {k: v for k, v in given.items() if k != "callbacks"})
-    return {**checked, **({"callbacks": callbacks} if callbacks else {})}
-
-
-def _parse_checked(one: _Section, given: Config) -> Config:
-    known = _defaults(one.path, one.cls, one.skip)
-    for key, value in given.items():
-        if key not in known:
-            raise ConfigError(_unknown_key(one, key, value, ()))
-    parsed = _parse(one._replace(given=given))
-    return {key: parsed[key] for key in given}
+        arguments = {key: value for key, value in entry.items() if key != "name"}
+        _complete_section(_Section("trainer.callbacks", cls, frozenset(), arguments), ())
+    rest = {key: value for key, value in given.items() if key != "callbacks"}
+    checked = _complete_section(_Section("trainer", Trainer, frozenset({"callbacks"}), rest), ())
+    return {**{key: checked[key] for key in rest}, **({"callbacks": callbacks} if callbacks else {})}
 
 
 def callback_entries(trainer: Config) -> list[Config]:

@@ -116,7 +116,7 @@ def test_the_figures_of_a_report_are_there_for_a_notebook(runs, report):
         (["{empty}"], "report needs finished runs, and found none in"),
         (["{runs}", "--output"], "report: argument --output: expected one argument"),
         (["{runs}", "--reference", "oagd"], "--reference must be one of obbo; sobow; adam, got 'oagd'"),
-        (["{runs}", "--output", "{file}"], "--output must be a folder that can be made"),
+        (["{runs}", "--output", "{file}"], "file: File exists"),
         (["{runs}", "--output", "{run}"], "--output must not be a run directory"),
     ],
 )
