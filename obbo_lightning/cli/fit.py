@@ -54,8 +54,8 @@ def fit(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     """Continue a run where it was stopped, or beyond its end."""
-    overrides = read_flags(arguments.overrides).config
-    for key in overrides:
+    flags, _, _ = read_flags(arguments.overrides)
+    for key in flags:
         if key != "data":
             raise ValueError(
                 f"resume takes --rounds, --data.KEY, --checkpoint and --devices, got --{key}: the other settings of a "
@@ -63,5 +63,5 @@ def resume(arguments: argparse.Namespace) -> int:
             )
     from obbo_lightning.training.resume import resume as resume_run
 
-    data = overrides.get("data")
-    return resume_run(arguments.directory, arguments.checkpoint, arguments.devices, arguments.rounds, data)
+    options = arguments.checkpoint, arguments.devices, arguments.rounds
+    return resume_run(arguments.directory, *options, flags.get("data"))

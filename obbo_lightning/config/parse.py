@@ -244,23 +244,16 @@ def _absolute_names(value: Any, folder: Path | None = None) -> Any:
 # Flags
 
 
-class Flags(NamedTuple):
-    """Parsed command line of a run."""
+def read_flags(arguments: Sequence[str]) -> tuple[Config, list[str], set[str]]:
+    """Parse ``--KEY VALUE`` and ``--KEY=VALUE``; a value is YAML.
 
-    config: Config
-    files: list[str]  # of --config, in order
-    switches: set[str]  # flags without a value
-
-
-def read_flags(arguments: Sequence[str]) -> Flags:
-    """Parse ``--KEY VALUE`` and ``--KEY=VALUE``; a value is YAML."""
-    flags = Flags({}, [], set())
-    config: Config = {}
-    rest = list(arguments)
+    Returns the configuration, the files of ``--config`` in order, and the flags without a value.
+    """
+    config, files, switches, rest = dict[str, Any](), list[str](), set[str](), list(arguments)
     while rest:
         word = rest.pop(0)
         if word in SWITCHES:
-            flags.switches.add(word.lstrip("-"))
+            switches.add(word.lstrip("-"))
             continue
         if not word.startswith("--"):
             raise ConfigError(f"flags begin with --, got {word!r}")
@@ -271,11 +264,11 @@ def read_flags(arguments: Sequence[str]) -> Flags:
         if not text:
             raise ConfigError(f"--{key} needs a value, got ''")
         if key == "config":
-            flags.files.append(text)
+            files.append(text)
             continue
         value = "-" if text == "-" else parse_yaml(text, f"--{key} {text!r}")  # - is standard input
         config = _with(config, key, value if key.partition(".")[0] in FREE_TEXT else _absolute_names(value))
-    return flags._replace(config=config)
+    return config, files, switches
 
 
 def nested(flat: dict[str, Any]) -> Config:
@@ -307,8 +300,8 @@ def _with(config: Config, key: str, value: Any) -> Config:
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[Config, set[str]]:
     """Return the configuration of a command line (default, ``--config`` files in order, flags), and its switches."""
-    flags = read_flags(arguments)
-    return merge([read_yaml(find_config(name)) for name in flags.files], flags.config), flags.switches
+    flags, files, switches = read_flags(arguments)
+    return merge([read_yaml(find_config(name)) for name in files], flags), switches
 
 
 def merge(layers: Sequence[Config], flags: Config) -> Config:
@@ -605,14 +598,11 @@ def check_trainer(given: Config) -> Config:
 
 
 def callback_entries(trainer: Config) -> list[Config]:
-    """Return ``trainer.callbacks`` as names with arguments; ``class_path`` and ``init_args`` are accepted as well."""
+    """Return ``trainer.callbacks`` as names with arguments."""
     given = trainer.get("callbacks") or []
     entries = []
     for entry in given if isinstance(given, list) else [given]:
-        if isinstance(entry, str):
-            entry = {"name": entry}
-        elif isinstance(entry, dict) and "class_path" in entry:
-            entry = {"name": entry["class_path"], **(entry.get("init_args") or {})}
+        entry = {"name": entry} if isinstance(entry, str) else entry
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise ConfigError(f"trainer.callbacks must be names, each with its arguments, got {entry!r}")
         entries.append(entry)

@@ -167,13 +167,14 @@ def ranks_table(comparisons: dict[str, tuple[str, bool, dict[str, Score]]]) -> T
     ranks: dict[str, list[int]] = {}
     cells = {}
     for name, (_, higher, scores) in comparisons.items():
-        cost = {m: (-s.mean if higher else s.mean) if math.isfinite(s.mean) else math.inf for m, s in scores.items()}
+        sign = -1 if higher else 1
+        cost = {m: sign * mean if math.isfinite(mean) else math.inf for m, (mean, _) in scores.items()}
         first = min(cost, key=cost.__getitem__)
-        best = scores[first].error
+        best, best_error = scores[first]
         for method, (mean, error) in scores.items():
             near = method == first
-            if error is not None and best is not None:
-                near |= abs(mean - scores[first].mean) < 2 * math.hypot(error, best)
+            if error is not None and best_error is not None:
+                near |= abs(mean - best) < 2 * math.hypot(error, best_error)
             rank = 1 + sum(other < cost[method] for other in cost.values())
             shown = format_with_error(mean, error, 3) if math.isfinite(mean) else "not finite"
             cells[method, name] = f"{'• ' if near else ''}{shown} ({rank})"

@@ -148,13 +148,7 @@ def line_style(labels: Sequence[str], label: str) -> dict[str, Any]:
     }
 
 
-class Score(NamedTuple):
-    """Mean score of a method and its standard error; None for one run."""
-
-    mean: float
-    error: float | None
-
-
+Score = tuple[float, float | None]  # mean score of a method and its standard error; None for one run
 D = TypeVar("D", bound="ReportData")
 
 

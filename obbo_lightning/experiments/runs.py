@@ -13,6 +13,7 @@ from obbo_lightning.config.registry import UntrustedError, find_component
 from obbo_lightning.experiments.grid import distinct_names
 from obbo_lightning.runs.directory import RunDirectory, read_config
 from obbo_lightning.runs.provenance import require_intact
+from obbo_lightning.runs.status import find_run_directories
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.streams.stream import Stream
 
@@ -34,18 +35,15 @@ class Run(NamedTuple):
 def find_finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Return the finished runs below ``paths`` that can be compared with most of the others, and why not the rest."""
     found, left_out = [], []
-    for path in paths:
-        if not path.is_dir():
-            raise ValueError(f"report needs directories, got {str(path)!r}")
-        for config in sorted(path.rglob("config.yaml")):
-            if (config.parents[1] / STUDY).is_file():
-                continue
-            try:
-                found.append(read_run(RunDirectory(config.parent)))
-            except UntrustedError:
-                raise
-            except ValueError as refusal:
-                left_out.append(f"{config.parent} is left out: {refusal}")
+    for run in find_run_directories(paths):
+        if (run.path.parent / STUDY).is_file():
+            continue
+        try:
+            found.append(read_run(run))
+        except UntrustedError:
+            raise
+        except ValueError as refusal:
+            left_out.append(f"{run.path} is left out: {refusal}")
     if not found:
         why = f": {left_out[0]}" if left_out else ""
         raise ValueError(f"report needs finished runs, and found none in {', '.join(map(str, paths))}{why}")

@@ -127,11 +127,9 @@ def in_range(value: Any, values: Any) -> bool:
 
 def format_range(values: Any) -> str:
     """Return the values of a list, or the ends of an interval, in words."""
-    return (
-        ", ".join(map(format_setting, values))
-        if isinstance(values, list)
-        else f"{values['low']:g} to {values['high']:g}"
-    )
+    if isinstance(values, list):
+        return ", ".join(map(format_setting, values))
+    return f"{values['low']:g} to {values['high']:g}"
 
 
 class Method:
