@@ -283,6 +283,16 @@ def nested(flat: dict[str, Any]) -> Config:
     return config
 
 
+def flatten(value: Any, path: str = "", lists: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a configuration with their dotted keys, as `nested` takes them; ``lists``: theirs as well."""
+    inside = dict(enumerate(value)) if lists and isinstance(value, (list, tuple)) else value
+    if isinstance(inside, dict) and inside:
+        for key, below in inside.items():
+            yield from flatten(below, f"{path}.{key}" if path else str(key), lists)
+    else:
+        yield path, value
+
+
 def _with(config: Config, key: str, value: Any) -> Config:
     """Set one dotted key; the name of a component may come before or after its arguments."""
     head, _, tail = key.partition(".")
@@ -308,7 +318,10 @@ def merge(layers: Sequence[Config], flags: Config) -> Config:
     """Overlay the embedded default with layers, ``per_algorithm`` of the chosen algorithm, and flags."""
     nothing: Config = {}
     for layer in (*layers, flags):
-        _require_sections(layer)
+        for key in (*TOP_SECTIONS, "per_algorithm"):
+            if key in layer and not isinstance(layer[key], dict | str if key in COMPONENTS else dict):
+                wanted = "a name, or keys and values" if key in COMPONENTS else "keys and values"
+                raise ConfigError(f"{key} must be {wanted}, got {layer[key]!r}")
     merged = reduce(overlay, (_default_layer(reduce(overlay, (*layers, flags), nothing)), *layers), nothing)
     name = section(overlay(merged, flags), "algorithm").get("name", "obbo")
     per_algorithm = merged.pop("per_algorithm", None) or {}
@@ -398,13 +411,6 @@ def _named_class(path: str, name: Any) -> Any:
     if not isinstance(name, str):
         raise ConfigError(f"{path} must be a name, got {name!r}")
     return find_component(COMPONENTS[path], name, path)
-
-
-def _require_sections(layer: Config) -> None:
-    for key in (*TOP_SECTIONS, "per_algorithm"):
-        if key in layer and not isinstance(layer[key], dict | str if key in COMPONENTS else dict):
-            wanted = "a name, or keys and values" if key in COMPONENTS else "keys and values"
-            raise ConfigError(f"{key} must be {wanted}, got {layer[key]!r}")
 
 
 # Types and defaults

@@ -54,7 +54,7 @@ class Rates(ReportData):
     def lines(self) -> Iterator[tuple[str, str, str, str, Lines]]:
         """Yield regret(T)/T against T, and regret against κ, each where an algorithm has two points or more.
 
-        Each is the name of a table and a figure, symbol and words of x, what y is, and the lines. The fixed κ is the one
+        Each is the name of a table and a figure, symbol and words of x, what y is, and the lines. The fixed κ is that
         with the most lengths, the fixed length that with the most κ; the smallest of several. A line has the seeds that
         have all its points.
         """

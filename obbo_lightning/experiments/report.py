@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader
 from matplotlib.figure import Figure
 
 from obbo_lightning import __version__
+from obbo_lightning.config.parse import flatten
 from obbo_lightning.config.registry import short_name
 from obbo_lightning.escaping import unescape_table
 from obbo_lightning.experiments.comparison import Comparison, read_comparison
@@ -27,7 +28,7 @@ from obbo_lightning.experiments.report_data import (
     report_style,
     sorted_labels,
 )
-from obbo_lightning.experiments.runs import Run, find_finished_runs, flatten, format_setting, label_runs
+from obbo_lightning.experiments.runs import Run, find_finished_runs, format_setting, label_runs
 from obbo_lightning.experiments.tune import read_search
 
 SETTINGS = "Settings that decide the results; empty where an algorithm has none."

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from obbo_lightning.config.build import build_stream
-from obbo_lightning.config.parse import ConfigError, complete_config, nested, overlay
+from obbo_lightning.config.parse import ConfigError, complete_config, flatten, nested, overlay
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.escaping import escape_mathtext
@@ -32,7 +32,7 @@ from obbo_lightning.experiments.report_data import (
     new_figure,
     report_style,
 )
-from obbo_lightning.experiments.runs import STUDY, distinct_labels, flatten, format_setting
+from obbo_lightning.experiments.runs import STUDY, distinct_labels, format_setting
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.runs.provenance import require_intact
 from obbo_lightning.runs.status import RunStatus

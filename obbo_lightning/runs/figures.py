@@ -125,7 +125,9 @@ def draw_scores(
 
 def draw_weights(figure: Figure, outer: pl.DataFrame) -> None:
     """Draw λ over the rounds, the rows of outer.csv, in an empty figure: one panel per parameter group."""
-    groups = group_coordinates(outer.columns[1:])
+    groups: dict[str, list[str]] = {}
+    for name in outer.columns[1:]:
+        groups.setdefault(re.sub(r"\[\d+\]$", "", name), []).append(name)
     panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (group, names) in zip(panels, groups.items(), strict=True):
         draw_group(axes, outer.select("round", *names))
@@ -134,18 +136,6 @@ def draw_weights(figure: Figure, outer: pl.DataFrame) -> None:
             axes.legend(reverse=True, frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         tidy(axes)
     panels[-1].set_xlabel("round t")
-
-
-def group_coordinates(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the coordinates of each parameter group.
-
-    >>> group_coordinates(["sources[0]", "sources[1]", "decay"])
-    {'sources': ['sources[0]', 'sources[1]'], 'decay': ['decay']}
-    """
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(re.sub(r"\[\d+\]$", "", name), []).append(name)
-    return found
 
 
 def draw_group(axes: Axes, outer: pl.DataFrame) -> None:
