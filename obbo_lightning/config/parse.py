@@ -20,7 +20,6 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-import docstring_parser
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
@@ -630,11 +629,12 @@ def help_text(config: Config) -> str:
             lines.append(f"{chosen:<40} one of {', '.join(component_names(kind))}, or your own")
         elif one.path == next(iter(OPTIONS)):
             lines.append("")
-        meanings = _argument_meanings(one.cls)
+        meanings = {action.dest: action.help or "" for action in _parser(one.path, one.cls, one.skip)._actions}
         for key, default in _defaults(one.path, one.cls, one.skip).items():
             value = one.given.get(key, default)
             flag = f"  --{one.key(key)} {'' if value is None else value}"
-            lines.append(f"{flag:<40} {meanings.get(key, '')}")
+            meaning = " ".join(meanings.get(one.key(key), "").split()).partition(". ")[0]
+            lines.append(f"{flag:<40} {meaning.rstrip('.').replace('``', '')}")
     return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in lines)
 
 
@@ -643,13 +643,3 @@ def trainer_help() -> str:
     from lightning import Trainer
 
     return str(_parser("trainer", Trainer, frozenset({"callbacks"})).format_help())
-
-
-def _argument_meanings(cls: Any) -> dict[str, str]:
-    """Return the first sentence about each argument in the docstrings of a class and its bases."""
-    meanings: dict[str, str] = {}
-    for one in getattr(cls, "__mro__", [cls]):
-        for argument in docstring_parser.parse(one.__doc__ or "").params:
-            meaning = " ".join((argument.description or "").split()).partition(". ")[0].rstrip(".")
-            meanings.setdefault(argument.arg_name, meaning.replace("``", ""))
-    return meanings
