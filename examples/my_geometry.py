@@ -21,13 +21,11 @@ class Quartic(FixedGeometry):
     def mirror(self, outer):
         return outer.pow(3)
 
-    def inverse_mirror(self, dual):
-        return dual.sign() * dual.abs().pow(1 / 3)
-
     def strong_convexity(self, domain):
         return 3 * domain.lower**2
 
     def step(self, outer, direction, lr, regularizer, domain):
         # x³ = λ³ − α (q + l1), then the nearest point of the box
-        after = self.inverse_mirror(self.mirror(outer) - lr * (direction + regularizer.l1))
+        cube = self.mirror(outer) - lr * (direction + regularizer.l1)
+        after = cube.sign() * cube.abs().pow(1 / 3)
         return domain.project(after).clamp(min=torch.finfo(outer.dtype).tiny)

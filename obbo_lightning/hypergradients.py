@@ -9,16 +9,15 @@ from obbo_lightning.core.hypergradients import (
     StochasticNeumann,
     Unrolled,
 )
-from obbo_lightning.core.memory import HypergradientWindow, InnerState, Memory, NoMemory, TaskWindow
+from obbo_lightning.core.memory import HypergradientWindow, InnerState, Memory, TaskWindow
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key, Sample
 from obbo_lightning.core.regret import Regret
-from obbo_lightning.core.round import Estimate, estimate_hypergradient
+from obbo_lightning.core.round import estimate_hypergradient
 
 __all__ = [
     "ClosedForm",
     "ConjugateGradient",
-    "Estimate",
     "Estimator",
     "FixedPoint",
     "Hypergradient",
@@ -26,7 +25,6 @@ __all__ = [
     "InnerState",
     "Key",
     "Memory",
-    "NoMemory",
     "Oracle",
     "Regret",
     "Sample",

@@ -74,6 +74,14 @@ def fit_images(folder, path):
     return fit(folder, "--data", "images", "--data.path", path, *size, "--problem.network.filters", 4)
 
 
+def fit_vectors(folder, *flags):
+    """Return the directory of a short run on a table of vectors, which is gone afterwards."""
+    file = write_labelled_table(folder / "train.csv", classes=range(10), each=8)
+    path = fit(folder, "--data", "examples", "--data.path", file, "--data.ways", 2, "--data.shots", 3, *flags)
+    file.unlink()
+    return path
+
+
 def save_few_shot_checkpoint(path, seed=5, batch_size=None, inputs=VECTORS, **options):
     """Save a checkpoint as a run does, of an MLP for two classes of two features; return its problem and λ."""
     problem = FewShot(partial(MLP, ways=2, shape=[2], widths=[4]), proximity=0.3, **options)

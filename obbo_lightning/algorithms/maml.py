@@ -16,6 +16,7 @@ from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.geometry import Euclidean
 from obbo_lightning.core.hypergradients import Estimator, Hypergradient
 from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.optimizer import projected_optimizer
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.parameter_groups import ParameterGroup, ParameterGroups
@@ -124,9 +125,7 @@ class MetaGradient(Estimator):
             wanted = "a few-shot problem with problem.learn_proximity false"
             raise ValueError(f"algorithm 'maml' and 'anil' need {wanted}, got {type(problem).__name__}")
 
-    def __call__(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
-    ) -> Hypergradient:
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
         solver = instance_of("inner", solver, Adaptation)
         adapted, loss, outer = solver.adapt(oracle, first_order=False)
         gradients = torch.autograd.grad(loss, outer, materialize_grads=True)

@@ -1,4 +1,4 @@
-"""SGD with momentum on the hypergradient of the newest task: the paper's offline benchmark."""
+"""Baseline of the paper: SGD with momentum on the newest hypergradient, without a window."""
 
 from functools import partial
 

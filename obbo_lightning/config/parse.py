@@ -296,9 +296,9 @@ def _with(config: Config, key: str, value: Any) -> Config:
     """Set one dotted key; the name of a component may come before or after its arguments."""
     head, _, tail = key.partition(".")
     below = config.get(head)
-    below = {"name": below} if isinstance(below, str) else below
     if tail:
-        return {**config, head: _with(below or {}, tail, value)}
+        below = {"name": below} if isinstance(below, str) else below or {}
+        return {**config, head: _with(below, tail, value)}
     if isinstance(below, dict) and isinstance(value, str):
         return {**config, head: {**below, "name": value}}
     return {**config, head: value}
@@ -332,7 +332,7 @@ def merge(layers: Sequence[Config], flags: Config) -> Config:
 
 
 def _default_layer(given: Config) -> Config:
-    """Return what applies of the embedded default: to few-shot tasks only, and to own algorithms nothing."""
+    """Return default.yaml for few-shot problems, else {}; its algorithm settings only for algorithms that ship."""
     from obbo_lightning.problems.few_shot import FewShot
 
     default = read_yaml(shipped_configs() / "default.yaml")

@@ -1,4 +1,4 @@
-"""Base classes of algorithms: an inner solver, an estimator, a memory and an optimizer of λ, without state."""
+"""Base classes of algorithms, which are stateless: they choose inner solver, estimator, memory and optimizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from obbo_lightning.core.domains import Domain
 from obbo_lightning.core.geometry import AdaptiveDiagonal, Geometry
 from obbo_lightning.core.hypergradients import Estimator, FixedPoint
 from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
-from obbo_lightning.core.memory import HypergradientWindow, Memory, NoMemory
+from obbo_lightning.core.memory import HypergradientWindow, Memory
 from obbo_lightning.core.optimizer import BregmanProx, projected_optimizer, require_no_regularizer
 from obbo_lightning.core.parameter_groups import SETTINGS, LearningRate, ParameterGroup, ParameterGroups, resolve_groups
 from obbo_lightning.core.problem import Problem
@@ -47,7 +47,7 @@ class Algorithm(Configurable, ABC):
 
     def memory(self) -> Memory:
         """Return the empty memory that turns hypergradients into q_t."""
-        return NoMemory()
+        return Memory()
 
     @abstractmethod
     def optimizer(self, outer: Parameter, groups: ParameterGroups | None = None) -> Optimizer:
@@ -59,7 +59,7 @@ class Algorithm(Configurable, ABC):
 
     @property
     def supports_vmap(self) -> bool:
-        """Whether tasks can be solved as lanes of one: not with samples, which lanes share and tasks do not."""
+        """Whether tasks can be solved as lanes of one: lanes share a random sample, and each task needs its own."""
         sampled = self.inner.is_stochastic or self.hypergradient.is_stochastic
         return self.hypergradient.supports_lanes and not sampled
 

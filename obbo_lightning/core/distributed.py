@@ -14,7 +14,8 @@ from obbo_lightning.core.problem import Problem
 class Shard:
     """The tasks or the lanes of a round that one process computes; by default all of them.
 
-    Every process contributes to a sum over all processes: its tasks' share of a mean, or its lanes and zeros elsewhere.
+    Results are sums over all processes. A process that has some of n tasks adds their sum divided by n; a process that
+    has some lanes adds these lanes, and zeros in the others.
     With ``vmap`` the tasks are solved as lanes of one problem (`torch.func.vmap`) where the problem can.
     """
 

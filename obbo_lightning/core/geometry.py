@@ -35,10 +35,6 @@ class Distance(ABC):
         """Return the mirror map ∇φ(λ)."""
 
     @abstractmethod
-    def inverse_mirror(self, dual: Tensor) -> Tensor:
-        """Return (∇φ)⁻¹, so that ``inverse_mirror(mirror(x)) == x``."""
-
-    @abstractmethod
     def strong_convexity(self, domain: Domain) -> float:
         """Return ρ with D_φ(x, λ) ≥ (ρ/2) ‖x − λ‖² on ``domain``; 0 where there is none."""
 
@@ -72,13 +68,13 @@ class Geometry(Configurable, ABC):
         """Return φ_t after q_t was seen; updates ``state`` in place."""
 
     def unit(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
-        """Return the size of q ``[lanes, 1]``; ``lr: auto`` divides α by it, so that steps have no units of f."""
+        """Return the size of q ``[lanes, 1]``; ``lr: auto`` divides by it, so rescaling f changes no step."""
         if isinstance(domain, Simplex):  # a constant in q changes nothing on the simplex
             direction = direction - direction.mean(-1, keepdim=True)
         return direction.abs().amax(-1, keepdim=True)
 
     def reach(self, outer: Tensor, domain: Domain) -> Tensor:
-        """Return how far a q of unit 1 moves λ with ``lr: auto`` and s = 1 ``[lanes, 1]``: the size of λ or of X."""
+        """Return the length of a typical step of ``lr: auto`` with s = 1 ``[lanes, 1]``: the size of λ or of X."""
         return domain.extent(outer)
 
 
@@ -107,9 +103,6 @@ class DiagonalQuadratic(Distance):
 
     def mirror(self, outer: Tensor) -> Tensor:
         return self.scale * outer
-
-    def inverse_mirror(self, dual: Tensor) -> Tensor:
-        return dual / self.scale
 
     def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
         return self.value(outer - reference)
@@ -156,7 +149,7 @@ class AdaptiveDiagonal(Geometry):
     Args:
         decay: weight of the past in the average of squares.
         rho: ρ, the strong convexity that remains where no gradient was ever seen. The theorems ask for
-            α ≤ 3ρ/(4ℓ_F), which the default cannot give with any α that moves.
+            α ≤ 3ρ/(4ℓ_F); with the default ρ such an α is too small to move λ.
         bias_correction: use v_t / (1 − decay^t): the first step is α per coordinate, not α/√(1 − decay).
 
     >>> geometry, outer = AdaptiveDiagonal(decay=0.75), torch.zeros(1, 2)
@@ -209,8 +202,8 @@ class NegativeEntropy(Entropy):
     ρ is 1 on the simplex and 1/U on (0, U]^d. Coordinates are clamped at the smallest normal number, so none becomes
     zero for good, and at the largest, so none overflows.
 
-    >>> NegativeEntropy().inverse_mirror(NegativeEntropy().mirror(torch.tensor([[2.0]])))
-    tensor([[2.]])
+    >>> NegativeEntropy().mirror(torch.tensor([[1.0]]))  # log λ
+    tensor([[0.]])
     """
 
     def supports(self, regularizer: ElasticNet, domain: Domain) -> bool:
@@ -221,9 +214,6 @@ class NegativeEntropy(Entropy):
 
     def mirror(self, outer: Tensor) -> Tensor:
         return outer.log()
-
-    def inverse_mirror(self, dual: Tensor) -> Tensor:
-        return dual.exp()
 
     def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
         return (torch.xlogy(outer, outer / reference) - outer + reference).sum(-1)
@@ -259,9 +249,6 @@ class Burg(Entropy):
 
     def mirror(self, outer: Tensor) -> Tensor:
         return -1 / outer
-
-    def inverse_mirror(self, dual: Tensor) -> Tensor:
-        return -1 / dual
 
     def divergence(self, outer: Tensor, reference: Tensor) -> Tensor:
         relative = (outer - reference) / reference

@@ -1,36 +1,39 @@
-"""Estimators of the hypergradient ∇F_t(λ_t)."""
+"""Estimators of the hypergradient ∇F_t(λ_t): each runs the inner solver and differentiates at its result."""
 
 import random
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from obbo_lightning.core.configurable import Configurable
-from obbo_lightning.core.inner_solvers import InnerSolver
+from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.oracle import Oracle, require_shape
 from obbo_lightning.core.problem import Problem
 from obbo_lightning.core.validation import at_least, nonnegative, positive
 
 
-class Hypergradient(NamedTuple):
-    """Result of an estimator.
+@dataclass(frozen=True, eq=False)
+class Hypergradient:
+    """Hypergradient of one task at λ_t, and what came with it.
 
     Attributes:
         value: d_t ``[lanes, d]``.
         inner: ω^K = β_{t+1} ``[lanes, p]``, detached.
-        loss: f_t(λ_t, ω^K) on the whole task ``[lanes]``.
+        loss: f_t(λ_t, ω^K) on the whole task ``[lanes]``, before λ has learned from it.
         residual: of the linear system, relative to its right-hand side ``[lanes]``; 0 for estimators that solve none.
-        linear_solution: solution of the linear system, for a warm start.
+        state: where the task's next solve starts; an estimator sets the linear solution only.
+        evaluations: numbers of gradients and of second-derivative products; `estimate_hypergradient` sets them.
     """
 
     value: Tensor
     inner: Tensor
     loss: Tensor
     residual: Tensor
-    linear_solution: Tensor | None = None
+    state: InnerState = field(default_factory=InnerState)
+    evaluations: dict[str, int] = field(default_factory=dict)
 
 
 class Estimator(Configurable, ABC):
@@ -53,25 +56,8 @@ class Estimator(Configurable, ABC):
         solver.require_compatible(problem)
 
     @abstractmethod
-    def __call__(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
-    ) -> Hypergradient:
-        """Return d_t from β_t (``inner``) and the last linear solution, either of which may be None."""
-
-
-class ImplicitEstimator(Estimator):
-    """Estimator of ∇F_t(λ_t) that depends on the inner variable but not on the steps that led to it."""
-
-    def __call__(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
-    ) -> Hypergradient:
-        return self.differentiate(oracle, solver, solver(oracle, inner), linear_solution)
-
-    @abstractmethod
-    def differentiate(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
-    ) -> Hypergradient:
-        """Return d_t at a given inner variable."""
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
+        """Return d_t from ``state``: β_t and the last linear solution, either of which may be None."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +66,7 @@ class ClosedForm(Estimator):
 
     >>> from obbo_lightning.solvers import ExactSolution
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> ClosedForm()(oracle, ExactSolution(), None, None).value.shape
+    >>> ClosedForm()(QuadraticTasks().oracle(), ExactSolution(), InnerState()).value.shape
     torch.Size([1, 4])
     """
 
@@ -92,9 +76,7 @@ class ClosedForm(Estimator):
         if not problem.provides("hypergradient"):
             raise ValueError(f"hypergradient 'ClosedForm' needs a closed form, and {type(problem).__name__} has none")
 
-    def __call__(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
-    ) -> Hypergradient:
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
         self.require_compatible(oracle.problem, solver)
         exact = oracle.problem.hypergradient(oracle.outer.detach(), oracle.task)
         assert exact is not None
@@ -105,7 +87,7 @@ class ClosedForm(Estimator):
 
 
 @dataclass(frozen=True)
-class FixedPoint(ImplicitEstimator):
+class FixedPoint(Estimator):
     """∇_λ f − η ∇²_λβ g · v_J with v_1 = ∇_β f, v_{j+1} = (I − η ∇²_ββ g) v_j + ∇_β f.
 
     The first iterate costs nothing: J iterations are J − 1 Hessian-vector products through one retained graph. The
@@ -119,10 +101,9 @@ class FixedPoint(ImplicitEstimator):
 
     >>> from obbo_lightning.solvers import ExactSolution
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> found = FixedPoint(steps=200, lr=1.0)(oracle, ExactSolution(), None, None)
-    >>> bool((found.value - stream.problem.hypergradient(oracle.outer, stream[0])[0]).norm() < 1e-6)
+    >>> oracle = QuadraticTasks().oracle()
+    >>> found = FixedPoint(steps=200, lr=1.0)(oracle, ExactSolution(), InnerState())
+    >>> bool((found.value - oracle.problem.hypergradient(oracle.outer, oracle.task)[0]).norm() < 1e-6)
     True
     """
 
@@ -146,9 +127,8 @@ class FixedPoint(ImplicitEstimator):
             raise ValueError(f"hypergradient.lr must be given for inner {solver!r}, which has no step size, got None")
         return lr
 
-    def differentiate(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
-    ) -> Hypergradient:
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
+        inner = solver(oracle, state.inner)
         lr = self._step_size(solver)
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
         curvature = oracle.curvature(inner)
@@ -163,7 +143,7 @@ class FixedPoint(ImplicitEstimator):
 
 
 @dataclass(frozen=True)
-class ConjugateGradient(ImplicitEstimator):
+class ConjugateGradient(Estimator):
     """∇_λ f − ∇²_λβ g · v where ∇²_ββ g · v = ∇_β f is solved by J steps of conjugate gradients, each lane its own.
 
     A lane that has reached ``tol`` stops; so does one that meets a direction of negative curvature, where the system
@@ -176,10 +156,9 @@ class ConjugateGradient(ImplicitEstimator):
 
     >>> from obbo_lightning.solvers import ExactSolution
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> found = ConjugateGradient(steps=8)(oracle, ExactSolution(), None, None)
-    >>> torch.allclose(found.value, stream.problem.hypergradient(oracle.outer, stream[0])[0])
+    >>> oracle = QuadraticTasks().oracle()
+    >>> found = ConjugateGradient(steps=8)(oracle, ExactSolution(), InnerState())
+    >>> torch.allclose(found.value, oracle.problem.hypergradient(oracle.outer, oracle.task)[0])
     True
     """
 
@@ -191,14 +170,14 @@ class ConjugateGradient(ImplicitEstimator):
         at_least("hypergradient.steps", self.steps, 1)
         nonnegative("hypergradient.tol", self.tol)
 
-    def differentiate(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
-    ) -> Hypergradient:
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
+        inner = solver(oracle, state.inner)
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
         curvature = oracle.curvature(inner)
         # ∇²_ββ g · v = ∇_β f
-        if self.warm_start and linear_solution is not None:
-            vector, residual = linear_solution, by_inner - curvature.hessian(linear_solution)
+        if self.warm_start and state.linear_solution is not None:
+            vector = state.linear_solution
+            residual = by_inner - curvature.hessian(vector)
         else:
             vector, residual = torch.zeros_like(by_inner), by_inner
         search = residual
@@ -220,11 +199,12 @@ class ConjugateGradient(ImplicitEstimator):
         vector = vector.where(residual.isfinite().all(-1, keepdim=True), torch.nan)
         # ∇_λ f − ∇²_λβ g · v
         value = by_outer - curvature.mixed(vector)
-        return Hypergradient(value, inner, loss, relative_norm(residual, by_inner), vector if self.warm_start else None)
+        after = InnerState(linear_solution=vector if self.warm_start else None)
+        return Hypergradient(value, inner, loss, relative_norm(residual, by_inner), after)
 
 
 @dataclass(frozen=True)
-class StochasticNeumann(ImplicitEstimator):
+class StochasticNeumann(Estimator):
     """∇_λ f(ε) − ∇²_λβ g(ζ⁰) · (m/ℓ) ∏_{j=1}^{m̃} (I − ∇²_ββ g(ζ^j)/ℓ) ∇_β f(ε)     (eq. stochastic_gradient_sample).
 
     m̃ is uniform on 0..m−1 and shared by all lanes; every factor has its own fresh sample. On the whole task the mean
@@ -237,9 +217,7 @@ class StochasticNeumann(ImplicitEstimator):
 
     >>> from obbo_lightning.solvers import ExactSolution
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> StochasticNeumann(max_terms=5)(oracle, ExactSolution(), None, None).value.shape
+    >>> StochasticNeumann(max_terms=5)(QuadraticTasks().oracle(), ExactSolution(), InnerState()).value.shape
     torch.Size([1, 4])
     """
 
@@ -265,9 +243,8 @@ class StochasticNeumann(ImplicitEstimator):
             name = type(problem).__name__
             raise ValueError(f"hypergradient.smoothness must be given for {name}, which has none of its own, got None")
 
-    def differentiate(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor, linear_solution: Tensor | None
-    ) -> Hypergradient:
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
+        inner = solver(oracle, state.inner)
         smoothness = self._smoothness(oracle)
         terms = random.Random(oracle.key.seed_for("terms")).randrange(self.max_terms)  # noqa: S311 a sample, no secret
         _, by_outer, by_inner = oracle.outer_gradients(inner, oracle.draw("epsilon", 0, self.batch_size))
@@ -302,24 +279,24 @@ class Unrolled(Estimator):
 
     Exactly the derivative of λ ↦ f_t(λ, ω^K(λ)). With ``inner.start: outer`` it also differentiates through ω⁰ = λ.
 
-    >>> from obbo_lightning.solvers import GradientDescent
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> found = Unrolled()(oracle, GradientDescent(steps=3), torch.zeros(1, 8, dtype=torch.float64), None)
+    >>> oracle = QuadraticTasks().oracle()
+    >>> found = Unrolled()(oracle, GradientDescent(steps=3), InnerState(torch.zeros(1, 8, dtype=torch.float64)))
     >>> found.value.shape, oracle.evaluations
     (torch.Size([1, 4]), {'gradients': 4, 'products': 3})
     """
 
     def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
-        solver.require_differentiable()
-        super().require_compatible(problem, solver)
+        if not isinstance(solver, GradientDescent):
+            raise ValueError(f"hypergradient 'Unrolled' needs steps of GradientDescent as inner, got inner {solver!r}")
+        if solver.precision != "full":
+            raise ValueError(f"inner.precision must be full for hypergradient 'Unrolled', got {solver.precision!r}")
 
-    def __call__(
-        self, oracle: Oracle, solver: InnerSolver, inner: Tensor | None, linear_solution: Tensor | None
-    ) -> Hypergradient:
-        last, steps = solver.unroll(oracle, inner)
-        loss, value = oracle.total_outer_gradient(last, steps)
+    def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
+        self.require_compatible(oracle.problem, solver)
+        assert isinstance(solver, GradientDescent)
+        last = solver(oracle, state.inner, differentiable=True)
+        loss, value = oracle.total_outer_gradient(last, solver.steps)
         return Hypergradient(value, last.detach(), loss, torch.zeros_like(loss))
 
 

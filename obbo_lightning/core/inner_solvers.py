@@ -1,4 +1,4 @@
-"""Inner solvers: from ω⁰ to ω^K ≈ β̂_t(λ_t)."""
+"""Inner solvers: K steps on the inner loss g, from ω⁰ to ω^K ≈ β̂_t(λ_t), or its exact minimiser."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -43,10 +43,6 @@ class InnerSolver(Configurable, ABC):
         if self.warm_starts:
             require_initial_inner(problem, problem.initial_inner(outer, task))
 
-    def require_differentiable(self) -> None:
-        """Refuse, before the first round, to be differentiated through."""
-        raise ValueError(f"hypergradient 'Unrolled' needs steps of GradientDescent as inner, got inner {self!r}")
-
     def warm_start(self, oracle: Oracle, previous: Tensor | None) -> Tensor | None:
         """Return β_t: ``previous``, or in the first round of a warm-started solver the problem's own β_1."""
         if previous is None and self.warm_starts:
@@ -56,11 +52,6 @@ class InnerSolver(Configurable, ABC):
     @abstractmethod
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         """Return ω^K, detached; ``previous`` is β_t."""
-
-    def unroll(self, oracle: Oracle, previous: Tensor | None) -> tuple[Tensor, int]:
-        """Return ω^K with the graph of all steps, and the number of steps."""
-        self.require_differentiable()
-        raise AssertionError("a differentiable solver must implement unroll")
 
 
 class IterativeSolver(InnerSolver):
@@ -105,10 +96,9 @@ class GradientDescent(IterativeSolver):
             evaluated at ω^K stay in full precision.
 
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
+    >>> oracle = QuadraticTasks().oracle()
     >>> inner = GradientDescent(steps=200, lr=1.0)(oracle, torch.zeros(1, 8, dtype=torch.float64))
-    >>> torch.allclose(inner, stream.problem.solution(oracle.outer, stream[0]))
+    >>> torch.allclose(inner, oracle.problem.solution(oracle.outer, oracle.task))
     True
     """
 
@@ -127,18 +117,7 @@ class GradientDescent(IterativeSolver):
     def warm_starts(self) -> bool:
         return self.start == "previous"
 
-    def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
-        return self.descend(oracle, previous, differentiable=False)
-
-    def require_differentiable(self) -> None:
-        if self.precision != "full":
-            raise ValueError(f"inner.precision must be full for hypergradient 'Unrolled', got {self.precision!r}")
-
-    def unroll(self, oracle: Oracle, previous: Tensor | None) -> tuple[Tensor, int]:
-        self.require_differentiable()
-        return self.descend(oracle, previous, differentiable=True), self.steps
-
-    def descend(self, oracle: Oracle, previous: Tensor | None, differentiable: bool) -> Tensor:
+    def __call__(self, oracle: Oracle, previous: Tensor | None, differentiable: bool = False) -> Tensor:
         """Return ω^K; with ``differentiable`` the graph of all K steps is kept."""
         autocast = torch.autocast(oracle.outer.device.type, torch.bfloat16, enabled=self.precision == "bf16")
         with torch.set_grad_enabled(differentiable), autocast:
@@ -170,9 +149,7 @@ class ExactSolution(InnerSolver):
     """β̂_t(λ_t) from the problem's own closed form.
 
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> oracle = Oracle(stream.problem, stream.initial_outer(), stream[0])
-    >>> ExactSolution()(oracle, None).shape
+    >>> ExactSolution()(QuadraticTasks().oracle(), None).shape
     torch.Size([1, 8])
     """
 
@@ -190,9 +167,7 @@ class ExactSolution(InnerSolver):
 class StatefulSolver(IterativeSolver):
     """K steps from β_t with a state (momentum, moments) that is carried from round to round together with β."""
 
-    @property
-    def warm_starts(self) -> bool:
-        return True
+    warm_starts = True
 
     @torch.no_grad()
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
@@ -250,7 +225,7 @@ class InnerAdam(StatefulSolver):
     """K steps of Adam; its moments and its step count are carried between rounds.
 
     m^k = b₁ m^{k−1} + (1 − b₁) g, v^k = b₂ v^{k−1} + (1 − b₂) g², ω^k = ω^{k−1} − η m̂^k / (√v̂^k + ε), both moments
-    divided by 1 − b^k. η is no step size of a fixed point: ``hypergradient.lr`` must be given.
+    divided by 1 − b^k. Adam's η is no step size for `FixedPoint`: give ``hypergradient.lr``.
 
     Args:
         steps: K, number of inner steps.
@@ -271,15 +246,13 @@ class InnerAdam(StatefulSolver):
     epsilon: float = 1e-8
     batch_size: int | None = None
 
+    step_size = None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         decay("inner.beta1", self.beta1)
         decay("inner.beta2", self.beta2)
         positive("inner.epsilon", self.epsilon)
-
-    @property
-    def step_size(self) -> float | None:
-        return None
 
     def initial_state(self, inner: Tensor) -> Tensor:
         return inner.new_zeros(len(inner), 2 * inner.shape[-1] + 1)  # m, v, k

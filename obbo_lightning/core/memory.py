@@ -1,7 +1,6 @@
 """What an algorithm carries from round to round: inner states, and past hypergradients or tasks."""
 
 import copy
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,8 +67,12 @@ class TaskEntry(NamedTuple):
 Exchange = Callable[[list[list[TaskEntry]]], list[list[TaskEntry]]]
 
 
-class Memory(ABC):
-    """Rule for what is solved in a round, and for q_t from the hypergradients."""
+class Memory:
+    """Rule for what is solved in a round, and for q_t from the hypergradients; this one keeps nothing: q_t = d_t.
+
+    >>> Memory().merge(torch.tensor([[[1.0]], [[3.0]]]))
+    tensor([[3.]])
+    """
 
     @property
     def fill(self) -> int:
@@ -80,36 +83,25 @@ class Memory(ABC):
         """Return what to solve at λ_t: tasks of this round and of past ones, newest round last; changes nothing."""
         return [entries]
 
-    @abstractmethod
     def merge(self, hypergradients: Tensor) -> Tensor:
         """Return q_t from the hypergradients ``[rounds, lanes, d]`` of what was recalled, newest last."""
+        return hypergradients[-1]
 
-    def keep(self, solved: list[list[TaskEntry]]) -> None:  # noqa: B027 (most memories keep no tasks)
+    def keep(self, solved: list[list[TaskEntry]]) -> None:
         """Remember the recalled tasks with the states in which their solvers ended.
 
-        Separate from `recall`, so that a round that fails leaves the memory as it was.
+        Called after the outer step, so a round that raises does not change what is recalled next.
         """
 
-    def exchange(self, exchange: Exchange) -> None:  # noqa: B027 (most memories keep no tasks)
+    def exchange(self, exchange: Exchange) -> None:
         """Turn the remembered tasks of this process into those of all (before saving), or back (after loading)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain tensors and numbers."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (NoMemory has nothing to load)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-
-
-class NoMemory(Memory):
-    """q_t = d_t.
-
-    >>> NoMemory().merge(torch.tensor([[[1.0]], [[3.0]]]))
-    tensor([[3.]])
-    """
-
-    def merge(self, hypergradients: Tensor) -> Tensor:
-        return hypergradients[-1]
 
 
 class HypergradientWindow(Memory):

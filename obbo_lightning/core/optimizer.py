@@ -55,7 +55,7 @@ class BregmanProx(Optimizer):
         self.groups = tuple(groups or [ParameterGroup(None, geometry or Euclidean(), regularizer, domain, lr, scale)])
         self.lengths: Tensor | None = None
         rate = self.groups[0].rate if not self.groups[0].name else lr
-        super().__init__(params, {"lr": rate, **auto_names(self.groups)})
+        super().__init__(params, {"lr": rate})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse an impossible step size or start, also for groups added later."""
@@ -139,7 +139,6 @@ def projected_optimizer(
     domain, lr = groups[0].domain, groups[0].lr
     if groups[0].name or lr == "auto":
         optimizer = make([outer], lr=1.0)
-        optimizer.param_groups[0].update(auto_names(groups))
         steps = _StepsFromZero(optimizer, outer, groups)
         optimizer.register_step_pre_hook(steps.before)
         optimizer.register_step_post_hook(steps.after)
@@ -205,17 +204,11 @@ def require_no_regularizer(name: str, regularizer: ElasticNet | None) -> None:
         )
 
 
-def auto_names(groups: Sequence[ParameterGroup]) -> dict[str, list[str]]:
-    """Return an entry ``auto`` for torch's parameter group, the groups whose α is auto; no entry where none is."""
-    names = [group.name for group in groups if group.lr == "auto"]
-    return {"auto": names} if names else {}
-
-
 def auto_rates(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     """Return α_t of the last step by group ``[lanes]`` where it is auto; a λ without groups has the name ''."""
     state: dict[str, Any] = optimizer.state[parameter]
-    names = optimizer.param_groups[0].get("auto", [])
-    return {name: (state[name] if name else state)["lr"].squeeze(-1) for name in names}
+    by_group = {"": state} | {name: own for name, own in state.items() if isinstance(own, dict)}
+    return {name: own["lr"].squeeze(-1) for name, own in by_group.items() if "lr" in own}
 
 
 def require_start(outer: Tensor, domain: Domain, geometry: Geometry | None = None) -> None:

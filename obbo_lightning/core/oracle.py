@@ -21,8 +21,8 @@ class Oracle:
         solver_state: state of the inner solver after the previous round ``[lanes, …]``; the solver replaces it.
 
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
-    >>> stream = QuadraticTasks()
-    >>> Oracle(stream.problem, stream.initial_outer(), stream[0]).inner_gradient(stream[0]["b"]).shape
+    >>> oracle = QuadraticTasks().oracle()  # Oracle(problem, λ_1, first task)
+    >>> oracle.inner_gradient(oracle.task["b"]).shape
     torch.Size([1, 8])
     """
 
@@ -75,7 +75,7 @@ class Oracle:
             return loss.detach(), _gradients(loss, [self.outer])[0]
 
     def outer_loss(self, inner: Tensor) -> Tensor:
-        """Return F on the whole task; not counted, because nothing is differentiated."""
+        """Return f(λ, β) on the whole task; not counted, because nothing is differentiated."""
         with torch.no_grad():
             return self._per_lane("outer_loss", self.problem.outer_loss(self.outer, inner, self._for_gradients))
 

@@ -53,8 +53,8 @@ class OuterStep:
         outer: λ, updated in place.
         algorithm: determines the memory, the optimizer and the clipping.
         regret_window: w_R, window of the regret: it belongs to the experiment, the same for every algorithm.
-        on_nonfinite: ``raise``, or ``skip``: the lane's d_t becomes zero, as for rounds before the first, and counts
-            in the regret as d_{t−1} once more; a lane whose step overflows keeps λ_t.
+        on_nonfinite: ``raise``, or ``skip``: the window gets a zero for the lane, and the regret repeats its d_{t−1},
+            so that divergence does not lower the regret; a lane whose step overflows keeps λ_t.
         optimizer: of λ, where the caller has created it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
         groups: parameter groups of λ, where it has them.

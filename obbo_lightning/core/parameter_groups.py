@@ -101,7 +101,7 @@ class ParameterGroup(Configurable):
 
     @property
     def factor(self) -> float:
-        """What multiplies the optimizer's ``lr``, which is `rate` already where λ has no groups."""
+        """Factor on the optimizer's ``lr``: `rate` of a named group; 1 where λ has no groups and ``lr`` is `rate`."""
         return self.rate if self.name else 1.0
 
 

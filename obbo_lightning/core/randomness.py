@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
     def seed_for(self, purpose: str, index: int = 0) -> int:
         """Return the seed of one draw."""
-        # The first task of a round has the seeds of a round with one task.
+        # Slot 0 is left out, so the first of several tasks has the same seeds as the only task of a round.
         task = (self.age, *((f"slot {self.slot}",) if self.slot else ()))
         return derive_seed(self.seed, self.round, *task, purpose, index)
 

@@ -2,8 +2,8 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.distributed import Shard
+from obbo_lightning.core.hypergradients import Hypergradient
 from obbo_lightning.core.memory import InnerState, TaskEntry
 from obbo_lightning.core.oracle import Oracle, require_finite, require_outer, require_shape
 from obbo_lightning.core.outer_step import OuterStep, OuterUpdate
@@ -20,27 +21,8 @@ from obbo_lightning.core.statistics import median
 from obbo_lightning.core.validation import instance_of
 
 Metrics = dict[str, float | int | None]
+Solved = tuple[Problem, Tensor, Task, Hypergradient]  # a task solved at λ_t, in the lanes of this process
 WHOLE_ROUND = Shard()
-
-
-class Estimate(NamedTuple):
-    """Hypergradient of one task at λ_t, and what came with it.
-
-    Attributes:
-        hypergradient: d_t ``[lanes, d]``.
-        inner: β_{t+1} ``[lanes, p]``.
-        state: where the task's next solve starts.
-        loss: f_t(λ_t, β_{t+1}) ``[lanes]``, before λ has learned from the task.
-        residual: of the linear system, relative ``[lanes]``.
-        evaluations: numbers of gradients and of second-derivative products.
-    """
-
-    hypergradient: Tensor
-    inner: Tensor
-    state: InnerState
-    loss: Tensor
-    residual: Tensor
-    evaluations: dict[str, int]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,7 +46,7 @@ class Round(OuterUpdate):
     scores: dict[str, Tensor]
     evaluations: dict[str, int]
     window_fill: int
-    estimates: list[Estimate]
+    estimates: list[Hypergradient]
     states: list[InnerState]
 
     def metrics(self) -> Metrics:
@@ -128,30 +110,31 @@ def run_round(
         _solve(problem, algorithm, shard, outer, past, key._replace(age=age))
         for age, past in zip(range(len(recalled) - 1, -1, -1), recalled, strict=True)
     ]
-    residuals = torch.cat([one.estimate.residual for past in solved for one in past])
-    # A NaN comes from the task, an overflow is infinite.
+    estimates = [[estimate for *_, estimate in past] for past in solved]
+    residuals = torch.cat([one.residual for past in estimates for one in past])
+    # Ignore NaN, which comes from the task; a diverging iteration has a residual above 1 or infinity.
     if algorithm.hypergradient.contracts and float(residuals.nan_to_num(nan=0.0).max()) > 1:
         warnings.warn(
             "the fixed point of the hypergradient does not contract (its residual grows), so steps are less exact: use "
-            "a smaller inner.lr (lr of OnlineTuner), a stronger inner curvature or ConjugateGradient; where scores are "
-            "good, leave it",
+            "a smaller hypergradient.lr (inner.lr where it is not set, lr of OnlineTuner), a stronger inner curvature "
+            "or ConjugateGradient; where scores are good, leave it",
             RuntimeWarning,
             stacklevel=2,
         )
     # Combine: means over a round's tasks, over all processes.
-    hypergradients, exact, means = _combine(algorithm, solved, shard, len(outer))
+    hypergradients, exact, means = _combine(algorithm, solved[-1], estimates, shard, len(outer))
     # Update: from d_t to λ_{t+1}.
     update = step(hypergradients, exact)
     ended = []
-    for past, found in zip(recalled, solved, strict=True):
-        after = [one.estimate.state.map(lambda values: shard.scatter(values, len(outer))) for one in found]
+    for past, found in zip(recalled, estimates, strict=True):
+        after = [one.state.map(lambda values: shard.scatter(values, len(outer))) for one in found]
         ended.append([TaskEntry(entry.task, state) for entry, state in zip(past, after, strict=True)])
     step.memory.keep(ended)
     return Round(
         **means,
         **vars(update),
         window_fill=step.memory.fill,
-        estimates=[one.estimate for one in solved[-1]],
+        estimates=estimates[-1],
         states=[entry.state for entry in ended[-1]],
     )
 
@@ -211,7 +194,7 @@ def online(
 
 def estimate_hypergradient(
     problem: Problem, algorithm: Algorithm, outer: Tensor, task: Task, state: InnerState, key: Key
-) -> Estimate:
+) -> Hypergradient:
     """Estimate the hypergradient of one task at λ. Pure: the same arguments give the same estimate.
 
     Args:
@@ -226,18 +209,18 @@ def estimate_hypergradient(
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
     >>> stream = QuadraticTasks()
     >>> found = estimate_hypergradient(stream.problem, OBBO(), stream.initial_outer(), stream[0], InnerState(), Key())
-    >>> found.hypergradient.shape, found.evaluations  # 20 inner steps and 5 iterations of the fixed point
+    >>> found.value.shape, found.evaluations  # 20 inner steps and 5 iterations of the fixed point
     (torch.Size([1, 4]), {'gradients': 22, 'products': 4})
     """
     oracle = Oracle(problem, outer, task, key, state.solver_state)
     start = algorithm.inner.warm_start(oracle, state.inner)
-    result = algorithm.hypergradient(oracle, algorithm.inner, start, state.linear_solution)
+    result = algorithm.hypergradient(oracle, algorithm.inner, replace(state, inner=start))
     after = InnerState(
         _keep_finite(result.inner, start) if algorithm.inner.warm_starts else None,
-        _keep_finite(result.linear_solution, state.linear_solution),
+        _keep_finite(result.state.linear_solution, state.linear_solution),
         _keep_finite(oracle.solver_state, state.solver_state),
     )
-    return Estimate(result.value, result.inner, after, result.loss, result.residual, oracle.evaluations)
+    return replace(result, state=after, evaluations=oracle.evaluations)
 
 
 def _keep_finite(after: Tensor | None, before: Tensor | None) -> Tensor | None:
@@ -248,18 +231,9 @@ def _keep_finite(after: Tensor | None, before: Tensor | None) -> Tensor | None:
     return after.where(finite, 0.0 if before is None else before)
 
 
-class _Solved(NamedTuple):
-    """A task that was solved at λ_t, in the lanes of this process."""
-
-    problem: Problem
-    outer: Tensor
-    task: Task
-    estimate: Estimate
-
-
 def _solve(
     problem: Problem, algorithm: Algorithm, shard: Shard, outer: Tensor, entries: list[TaskEntry], key: Key
-) -> list[_Solved]:
+) -> list[Solved]:
     """Solve the tasks of one round at λ_t in a loop, or as lanes of one problem where requested and possible."""
     stacked = together = None
     if shard.vmap and algorithm.supports_vmap and len(entries) > 1:
@@ -274,37 +248,36 @@ def _solve(
             estimate = estimate_hypergradient(own, algorithm, at, task, state, key._replace(slot=shard.first + j))
         else:
             lane = slice(j, j + 1)
-            tensors = {name: getattr(together, name)[lane] for name in ("hypergradient", "inner", "loss", "residual")}
-            estimate = together._replace(state=together.state.lanes(lane), **tensors)  # its evaluations are for all
-        solved.append(_Solved(own, at, task, estimate))
+            tensors = {name: getattr(together, name)[lane] for name in ("value", "inner", "loss", "residual")}
+            estimate = replace(together, state=together.state.lanes(lane), **tensors)  # its evaluations are for all
+        solved.append((own, at, task, estimate))
     return solved
 
 
 def _combine(
-    algorithm: Algorithm, solved: list[list[_Solved]], shard: Shard, lanes: int
+    algorithm: Algorithm, newest: list[Solved], estimates: list[list[Hypergradient]], shard: Shard, lanes: int
 ) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
     """Return d of each solved round, newest last ``[rounds, lanes, d]``, ∇F_t(λ_t) if known, and what is reported.
 
     Means are over tasks, and sums over processes, which exchange results only here. The all-reduce propagates NaN to
     every rank, so all ranks skip the round together.
     """
-    estimates = [one.estimate for past in solved for one in past]
     inner_losses, scores, exact = [], [], []
-    for problem, outer, task, estimate in solved[-1]:
+    for problem, outer, task, estimate in newest:
         with torch.no_grad():  # reported only
             inner_losses.append(problem.inner_loss(outer, estimate.inner, problem.for_gradients(task)))
         scores.append(problem.scores(outer, estimate.inner, task))
         if algorithm.hypergradient.is_exact:
-            exact.append(estimate.hypergradient)
+            exact.append(estimate.value)
         elif (known := problem.hypergradient(outer, task)) is not None:
             exact.append(require_shape(problem, "hypergradient", known[0].detach(), outer.shape))
     # d_t = (1/n) Σ_j d_{t,j}
-    hypergradients = torch.stack([shard.mean([one.estimate.hypergradient for one in past], lanes) for past in solved])
+    hypergradients = torch.stack([shard.mean([one.value for one in past], lanes) for past in estimates])
     # Processes that divide lanes make the same evaluations: each counts its fraction of them.
     fraction = 1.0 if shard.lanes is None else (shard.lanes.stop - shard.lanes.start) / lanes
-    counts = [fraction * sum(one.evaluations[name] for one in estimates) for name in ("gradients", "products")]
-    newest = [one.estimate for one in solved[-1]]
-    reported = [[one.loss for one in newest], inner_losses, [one.residual for one in newest]]
+    evaluations = [one.evaluations for past in estimates for one in past]
+    counts = [fraction * sum(one[name] for one in evaluations) for name in ("gradients", "products")]
+    reported = [[one.loss for one in estimates[-1]], inner_losses, [one.residual for one in estimates[-1]]]
     reported += [[one[name] for one in scores] for name in scores[0]]
     hypergradients, exact_mean, total, loss, inner_loss, residual, *score_means = shard.sum(
         [

@@ -27,11 +27,13 @@ def auto_step(
 ) -> AutoStep:
     """Return α_t = s · reach / median of unit(q) over the last 50 rounds that had a q, and q cut at 5 medians.
 
-    ``unit`` and ``reach`` belong to the geometry. For the entropies a typical change of log λ per round is s; in
-    Euclidean geometry a typical change of the coordinate that changes most is s times the size of λ or of X; and
-    `AdaptiveDiagonal`, whose H_t removes the size of every coordinate (and is computed from q over its median here, so
-    that ρ has no units either), moves all coordinates together by as much. The median is not affected by a single
-    large q, which moves λ by at most 5 s. Rounds without a direction (skipped ones) leave no trace.
+    ``unit`` and ``reach`` belong to the geometry. A typical step:
+
+    - entropies: log λ changes by s;
+    - Euclidean: the coordinate that changes most moves by s times the size of λ or of X;
+    - `AdaptiveDiagonal`: all coordinates together move by as much. H_t is computed from q over its median.
+
+    A single large q hardly changes the median and moves λ by at most 5 s. Skipped rounds do not count.
 
     ``state`` is updated: ``units``, the last ones of each lane, zero where there was none yet; and ``lr``, α_t.
     """

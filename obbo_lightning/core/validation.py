@@ -1,4 +1,4 @@
-"""Validation of values; errors name the key, the rule and the value."""
+"""Checks of arguments, and of the memory that they need; errors name the key, the rule and the value."""
 
 import math
 import os

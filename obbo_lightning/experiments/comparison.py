@@ -1,4 +1,4 @@
-"""Several algorithms on the same stream: tables of means and paired differences, and figures, made from their runs."""
+"""Tables and figures that compare finished runs of several algorithms on one stream: means, paired differences."""
 
 import contextlib
 import math

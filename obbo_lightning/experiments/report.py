@@ -1,4 +1,4 @@
-"""`report`: tables, figures and one HTML page of finished runs; ``--by_folder``: ranks in several comparisons."""
+"""Write tables, figures and report.html from finished runs, and tables of ranks over several comparisons."""
 
 import base64
 import math

@@ -4,7 +4,7 @@ import copy
 import importlib.util
 import inspect
 from collections.abc import Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.validation import one_of
 from obbo_lightning.inference.artifact import Artifact, read_artifact, write_artifact
 from obbo_lightning.inference.inputs import Inputs, inputs_from
-from obbo_lightning.networks.classifier_head import resize_classifier
-from obbo_lightning.networks.flat import without_noise, without_running_statistics
+from obbo_lightning.networks.flat import Factory, seeded, without_noise, without_running_statistics
 from obbo_lightning.networks.norms import frozen_batch_norm
 from obbo_lightning.problems.few_shot import FewShot
 
@@ -212,3 +211,33 @@ class AdaptedClassifier:
     def predict(self, queries: Any, transductive: bool = False) -> list[Hashable]:
         """Return the most probable class of each query."""
         return [self.classes[i] for i in self.probabilities(queries, transductive).argmax(-1).tolist()]
+
+
+def resize_classifier(network: nn.Module, make: Factory | None, ways: int, classes: int) -> nn.Module:
+    """Return the same network with ``classes`` outputs.
+
+    Everything but the last layer stays. Tensors that have a row for each class (weight and bias of a last layer) repeat
+    the learned rows: fewer classes use the first of them, more classes share them. Which row a class starts from has no
+    meaning, because tasks number their classes at random; but rows must differ, because a few steps from equal rows
+    separate them too slowly (docs/predicting.md has the numbers).
+
+    ``make``, a partial of the network's class, has constructed a network for the ``ways`` classes of a training task.
+    """
+    if not isinstance(make, partial) or "ways" not in make.keywords:
+        raise ValueError(
+            f"labels must be of {ways} classes for a network whose class has no argument ways, got {classes} classes"
+        )
+    with seeded(0, torch.device("cpu")):
+        resized = make.func(*make.args, **{**make.keywords, "ways": classes})
+    learned, made = network.state_dict(), resized.state_dict()
+    for name, values in learned.items():
+        before, after = values.shape, made[name].shape
+        if before != after:
+            if before[1:] != after[1:] or len(values) != ways:
+                raise ValueError(
+                    f"labels must be of {ways} classes: {name} of the network is {list(before)}, and with another "
+                    f"number of classes {list(after)}, which is not one row per class"
+                )
+            learned[name] = values[torch.arange(len(made[name])) % ways]
+    resized.load_state_dict(learned)
+    return resized.to(next(iter(learned.values())).dtype)

@@ -1,4 +1,4 @@
-"""Normalisation layers by name, none with running statistics; and batch norms frozen to some examples."""
+"""Normalisation layers by name, without running statistics; batch norm frozen to the statistics of a support set."""
 
 import copy
 

@@ -52,7 +52,7 @@ class Provenance(NamedTuple):
     rounds: int  # that were finished
     planned: int  # number of rounds that the run is to have
     config: dict[str, Any]  # keys that decide results, with their values
-    replaced: dict[str, Any]  # of these, what a change of data has replaced since the last checkpoint
+    replaced: dict[str, Any]  # values of such keys that a resume with other data replaced since the last checkpoint
     sources: dict[str, str]  # digests of the data that tasks are made from, by name
     tables: dict[str, TableMark]
     closing: dict[str, str]  # SHA-256 of the files that a run writes at its end

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from obbo_lightning.core.domains import L2Ball
+from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least, nonnegative, require_memory
@@ -88,6 +89,10 @@ class QuadraticTasks(TaskSequence):
     def initial_outer(self) -> Tensor:
         """Return λ_1 = 0."""
         return torch.zeros(self.lanes, self.outer_dim, dtype=self.dtype)
+
+    def oracle(self) -> Oracle:
+        """Return the oracle of the first task at λ_1."""
+        return Oracle(self.problem, self.initial_outer(), self[0])
 
     def _orthogonal(self, name: str, lane: int) -> Tensor:
         return torch.linalg.qr(self._normal((self.inner_dim, self.inner_dim), name, lane)).Q

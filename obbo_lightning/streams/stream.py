@@ -1,4 +1,4 @@
-"""Base class of streams: where tasks come from, what problem they pose, and how it is scored; sequences of tasks."""
+"""Base class of streams: where tasks come from, what problem they pose, how it is scored; lazy task sequences."""
 
 import inspect
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Evaluation of λ on tasks that it does not learn from."""
+"""Evaluation of the outer variable λ on tasks that it does not learn from."""
 
 import statistics
 from collections.abc import Sequence

@@ -40,8 +40,8 @@ IGNORED_WARNINGS = (
 class BregmanOuterStep(L.Callback):
     """Owner of one `OuterStep`: window memory, non-finite policy, clipping, optimizer step, regret.
 
-    `OnlineBilevelModule` always brings it. Its ``training_step`` applies ``step``, because Lightning counts an
-    optimizer's steps only there.
+    `OnlineBilevelModule` always adds this callback. The module's ``training_step``, not the callback, calls ``step``:
+    Lightning advances ``global_step`` only for optimizer steps that are taken there.
 
     Attributes:
         step: built when training starts, around Lightning's optimizer.

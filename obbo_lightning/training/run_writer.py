@@ -37,10 +37,10 @@ SAVED = ("initial", "latest", "last_due", "evaluations", "lane_regrets", "gradie
 
 
 class RunWriter(Checkpoint):
-    """Evaluate when due, write the row, update the provenance, save: in this order, after every round.
+    """After every round: evaluate if due and write the row. When a checkpoint is due: write provenance.json and save.
 
-    A checkpoint is written last, so that what it follows is on disk already. Lightning calls checkpoint callbacks after
-    all others, and this one after the user's: what they did in a round is in the checkpoint of the round.
+    A checkpoint is written last, when everything that it refers to is on disk. Lightning calls checkpoint callbacks
+    after all others, and this one after the user's: what they did in a round is in the checkpoint of the round.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RunWriter(Checkpoint):
         self.timings = RoundTable(run.timings, TIMING_COLUMNS)
         self.fingerprints = RoundTable(run.fingerprints, ["round", "tasks"])
         self.outer: RoundTable | None = None
-        # Scores of λ_1, of the last evaluation, and of the last one that was due, by name.
+        # Test scores by name: of λ_1, of the last evaluation, and of the last one on the schedule of evaluation.every.
         self.initial: dict[str, list[float]] = {}
         self.latest = self.last_due = self.initial
         self.last_row: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: after the round, with a checkpoint; sent twice, at once."""
+"""Stop signals: the first one stops a run after the current round and saves it, a second one stops it at once."""
 
 import signal
 import threading

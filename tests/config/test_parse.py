@@ -131,6 +131,8 @@ def test_yaml_value_is_a_number_where_it_looks_like_one(text, value):
         ),
         (["--trainer.callbacks", "[A, B]"], {"trainer": {"callbacks": ["A", "B"]}}),
         (["--algorithm.lr", "-1"], {"algorithm": {"lr": -1}}),
+        (["--data.path", "a", "--data.path", "b"], {"data": {"path": "b"}}),
+        (["--algorithm", "obbo", "--algorithm", "sobow"], {"algorithm": "sobow"}),
         (["--wandb.name", "train.py:run"], {"wandb": {"name": "train.py:run"}}),
     ],
 )

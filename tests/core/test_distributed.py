@@ -115,7 +115,7 @@ def test_tasks_solved_as_lanes_give_the_round_of_a_loop(inner):
     assert torch.allclose(lanes.loss, loop.loss, rtol=1e-12)
     assert lanes.evaluations == loop.evaluations
     for one, other in zip(lanes.estimates, loop.estimates, strict=True):  # each task has its own lane
-        for name in ("hypergradient", "inner", "loss", "residual"):
+        for name in ("value", "inner", "loss", "residual"):
             assert torch.allclose(getattr(one, name), getattr(other, name), rtol=1e-10), name
     for one, other in zip(lanes.states, loop.states, strict=True):
         for name, value in other.state_dict().items():

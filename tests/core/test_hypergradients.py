@@ -6,6 +6,7 @@ from toy import F64, FromLosses, Nonlinear, Proximal, toy_point, toy_task
 
 from obbo_lightning import Problem
 from obbo_lightning.core.hypergradients import relative_norm
+from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, StochasticNeumann, Unrolled
@@ -53,7 +54,7 @@ def gradient_descent(problem, outer, inner, task, steps, lr):
 
 
 def estimate(estimator, solver, problem, outer, task, inner=None, linear_solution=None, key=None):
-    return estimator(Oracle(problem, outer, task, key), solver, inner, linear_solution)
+    return estimator(Oracle(problem, outer, task, key), solver, InnerState(inner, linear_solution))
 
 
 def product(matrix, vector):
@@ -162,10 +163,10 @@ def test_conjugate_gradient_continues_from_the_previous_linear_solution():
         return estimate(estimator, ExactSolution(), stream.problem, outer, stream[0], None, linear_solution)
 
     cold = solve(estimator)
-    assert float(solve(estimator, cold.linear_solution).residual) < float(cold.residual)
-    ignored = solve(ConjugateGradient(3), cold.linear_solution)
+    assert float(solve(estimator, cold.state.linear_solution).residual) < float(cold.residual)
+    ignored = solve(ConjugateGradient(3), cold.state.linear_solution)
     assert torch.equal(ignored.value, cold.value)
-    assert ignored.linear_solution is None
+    assert ignored.state.linear_solution is None
 
 
 def test_neumann_on_the_whole_task_averages_to_the_fixed_point():
@@ -175,7 +176,7 @@ def test_neumann_on_the_whole_task_averages_to_the_fixed_point():
     estimator = StochasticNeumann(terms, smoothness, batch_size=None)
     for t in range(60):
         oracle = Oracle(problem, outer, task, Key(0, t))
-        found = estimator(oracle, solver, inner, None)
+        found = estimator(oracle, solver, InnerState(inner))
         by_terms[oracle.evaluations["products"] - 1] = found.value  # m̃ Hessian products and one mixed
     assert sorted(by_terms) == list(range(terms))
     mean = torch.stack(list(by_terms.values())).mean(0)
@@ -208,10 +209,7 @@ def test_the_mean_of_neumann_over_many_draws_is_the_truncated_series():
     with_one_sample = scale * sum(float(((1 - a / smoothness) ** j).mean()) for j in range(terms))
     estimator = StochasticNeumann(terms, smoothness, batch_size=1)
     values = torch.cat(
-        [
-            estimator.differentiate(Oracle(problem, outer, {}, Key(7, t)), ExactSolution(), inner, None).value
-            for t in range(draws)
-        ]
+        [estimator(Oracle(problem, outer, {}, Key(7, t)), lambda *_: inner, InnerState()).value for t in range(draws)]
     )
     standard_error = float(values.std()) / draws**0.5
     assert abs(float(values.mean()) - expected) <= 4 * standard_error

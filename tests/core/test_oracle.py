@@ -6,7 +6,7 @@ from toy import F64, FromLosses, Nonlinear, Proximal, toy_point, toy_task
 
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key, Sample
-from obbo_lightning.hypergradients import FixedPoint
+from obbo_lightning.hypergradients import FixedPoint, InnerState
 from obbo_lightning.solvers import GradientDescent
 
 
@@ -21,7 +21,7 @@ def test_an_analytic_mixed_term_is_free_and_all_products_use_one_graph():
     solver, problem, without = GradientDescent(steps=4, lr=0.3, start="outer"), CountedLosses(), Proximal()
     without.mixed_term = lambda *_: None
     oracles = [Oracle(p, toy_point(), toy_task()) for p in (problem, without)]
-    analytic, automatic = (FixedPoint(5)(oracle, solver, None, None).value for oracle in oracles)
+    analytic, automatic = (FixedPoint(5)(oracle, solver, InnerState()).value for oracle in oracles)
     assert problem.losses == 4 + 1
     assert oracles[0].evaluations == {"gradients": 4 + 1 + 1, "products": 4}
     assert oracles[1].evaluations == {"gradients": 4 + 1 + 1, "products": 5}

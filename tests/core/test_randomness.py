@@ -5,7 +5,7 @@ from toy import Nonlinear, toy_point, toy_task
 
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Key, Sample, derive_seed
-from obbo_lightning.hypergradients import StochasticNeumann
+from obbo_lightning.hypergradients import InnerState, StochasticNeumann
 from obbo_lightning.solvers import GradientDescent
 
 
@@ -37,7 +37,7 @@ def test_every_draw_of_a_stochastic_round_has_its_own_seed_and_the_mixed_term_th
         problem.samples.clear()
         oracle = Oracle(problem, outer, toy_task(), Key(seed=5, round=t, age=1, slot=2))
         StochasticNeumann(max_terms=4, smoothness=5.0, batch_size=3)(
-            oracle, GradientDescent(steps=2, lr=0.1, batch_size=2), torch.zeros_like(outer), None
+            oracle, GradientDescent(steps=2, lr=0.1, batch_size=2), InnerState(torch.zeros_like(outer))
         )
 
         def seed(purpose, index, t=t):

@@ -40,7 +40,7 @@ def test_error_and_exact_regret_are_measured_against_the_mean_of_the_true_hyperg
     outer, window, regret = stream.initial_outer(), HypergradientWindow(3), torch.zeros(2, dtype=F64)
     for tasks, finished in zip(rounds, online(stream.problem, algorithm, rounds, outer, regret_window=3), strict=True):
         truth = torch.stack([stream.problem.hypergradient(outer, task)[0] for task in tasks]).mean(0)
-        mean = torch.stack([one.hypergradient for one in finished.estimates]).mean(0)
+        mean = torch.stack([one.value for one in finished.estimates]).mean(0)
         assert torch.allclose(finished.hypergradient, mean, rtol=1e-12)
         assert torch.allclose(finished.hypergradient_error, (mean - truth).norm(dim=-1), rtol=1e-9)
         regret = regret + window.push(truth).square().sum(-1)
@@ -151,9 +151,9 @@ class RecordedKeys(FixedPoint):
 
     seen: ClassVar[list] = []
 
-    def differentiate(self, oracle, *arguments):
+    def __call__(self, oracle, *arguments):
         self.seen.append((oracle.key.round, oracle.key.age, oracle.key.slot, float(oracle.task["b"][0, 0])))
-        return super().differentiate(oracle, *arguments)
+        return super().__call__(oracle, *arguments)
 
 
 def test_the_key_of_a_task_has_its_age_and_its_slot_in_its_round():
@@ -179,7 +179,7 @@ def test_a_fixed_point_that_does_not_contract_warns_also_beside_a_lane_that_is_n
     task["c"][0] = torch.nan
     algorithm = OBBO(lr=1e-3, inner=INNER, hypergradient=estimator)
     arguments = stream.problem, algorithm, [task], stream.initial_outer()
-    with pytest.warns(RuntimeWarning, match=r"does not contract.*smaller inner.lr"):
+    with pytest.warns(RuntimeWarning, match=r"does not contract.*smaller hypergradient.lr"):
         next(online(*arguments, on_nonfinite="skip"))
     monkeypatch.setattr(FixedPoint, "contracts", False)
     assert float(next(online(*arguments, on_nonfinite="skip")).residual[1]) > 1  # warnings are errors

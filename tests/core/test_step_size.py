@@ -11,20 +11,9 @@ from obbo_lightning.domains import Box, L2Ball, Nonnegative, RealSpace, Simplex
 from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
 from obbo_lightning.regularizers import L1
 
-PAIRS = [
-    (Euclidean(), RealSpace()),
-    (Euclidean(), Box(-1.0, 1.0)),
-    (Euclidean(), L2Ball(2.0)),
-    (Euclidean(), Simplex()),
-    (AdaptiveDiagonal(), RealSpace()),
-    (AdaptiveDiagonal(), L2Ball(2.0)),
-    (AdaptiveDiagonal(), Simplex()),
-    (NegativeEntropy(), Nonnegative()),
-    (NegativeEntropy(), Box(0.01, 3.0)),
-    (NegativeEntropy(), Simplex()),
-    (Burg(), Box(0.0, 3.0)),
-]
-IDS = [f"{type(g).__name__}-{x!r}" for g, x in PAIRS]
+GEOMETRIES = [Euclidean(), AdaptiveDiagonal(), NegativeEntropy(), Burg()]
+DOMAINS = [RealSpace(), Nonnegative(), Box(-1.0, 1.0), Box(0.01, 3.0), L2Ball(2.0), Simplex()]
+PAIRS = [(g, x) for g in GEOMETRIES for x in DOMAINS if g.supports(L1(0.3), x)]
 START = torch.tensor([[0.2, 0.3, 0.5], [0.4, 0.1, 0.5]], dtype=F64)  # lies in all of these domains
 
 
@@ -51,7 +40,7 @@ def run_optimizer(make, start, q):
     return torch.stack(path), torch.stack(rates)
 
 
-@pytest.mark.parametrize(("geometry", "domain"), PAIRS, ids=IDS)
+@pytest.mark.parametrize(("geometry", "domain"), PAIRS, ids=str)
 def test_medians_and_cuts_are_those_of_numpy(geometry, domain):
     q = random_directions()
     path, rates = run_optimizer(lambda o: BregmanProx([o], "auto", geometry, domain=domain, scale=0.2), START, q)
@@ -62,7 +51,9 @@ def test_medians_and_cuts_are_those_of_numpy(geometry, domain):
             lam, d = before[t, lane].numpy(), q[t, lane].numpy()
             centred = d - d.mean() if isinstance(domain, Simplex) else d
             unit = np.abs(lam * d).max() if isinstance(geometry, Burg) else np.abs(centred).max()
-            size = {Box: 0.2, L2Ball: 0.4, Simplex: 1 / 3}.get(type(domain), np.sqrt((lam**2).mean()))
+            size = {L2Ball: 0.4, Simplex: 1 / 3}.get(type(domain), max(np.sqrt((lam**2).mean()), 1e-3))
+            if type(domain) is Box:
+                size = (domain.upper - domain.lower) / 10
             if isinstance(geometry, (NegativeEntropy, Burg)):
                 size = 1.0
             if isinstance(geometry, AdaptiveDiagonal):
@@ -83,7 +74,7 @@ def test_medians_and_cuts_are_those_of_numpy(geometry, domain):
                 assert change == pytest.approx(0.2 * min(5, unit / median), rel=1e-9)
 
 
-@pytest.mark.parametrize(("geometry", "domain"), PAIRS, ids=IDS)
+@pytest.mark.parametrize(("geometry", "domain"), PAIRS, ids=str)
 @pytest.mark.parametrize("l1", [0.0, 0.3])
 def test_multiplying_f_by_1024_gives_the_same_lambda_to_the_last_bit(geometry, domain, l1):
     q = random_directions(seed=1)

@@ -16,7 +16,7 @@ from obbo_lightning import cli
 from obbo_lightning.config.parse import ConfigError, read_dataclass
 from obbo_lightning.experiments import tune as tuning
 from obbo_lightning.experiments.grid import PlannedRun, read_grid
-from obbo_lightning.experiments.launch import GridError
+from obbo_lightning.experiments.launch import GridError, LocalLauncher
 from obbo_lightning.experiments.report import write_report
 from obbo_lightning.experiments.tune import Method, TuneConfig, extend_trial, find_methods, in_range, read_rung, tune
 from obbo_lightning.runs.directory import RunDirectory
@@ -66,22 +66,13 @@ class Killed(BaseException):
     """What no code catches."""
 
 
-class LauncherHere:
+class LauncherHere(LocalLauncher):
     """Executes runs in this process, one after the other."""
-
-    def __init__(self, jobs):
-        pass
 
     def execute(self, runs):
         for run in runs:
             resume(run.path)
             yield
-
-    def stop(self):
-        return ""
-
-    def reason(self, run):
-        return "it did not finish"
 
 
 def write(path, **changes):
@@ -285,7 +276,7 @@ def test_a_report_shows_the_search(tuned, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("search", {"algorithm.window": [1]}, "must have algorithm.lr or (where that is auto) algorithm.scale, which"),
+        ("search", {"algorithm.window": [1]}, "search must have algorithm.lr or (where that is auto) algorithm.scale"),
         ("search", {"algorithm.lr": {"low": 0, "high": 1.0}}, "tune.search.algorithm.lr must be a list of different"),
         ("search", {"algorithm.lr": {"low": 0.1}}, "or have 0 < low < high, got {'low': 0.1}"),
         ("search", {"algorithm.lr": {"low": "a", "high": 1}}, "have 0 < low < high, got {'low': 'a', 'high': 1}"),
@@ -326,7 +317,7 @@ def test_a_trial_that_fails_ends_the_search_with_its_reason(tmp_path):
     grid = read_grid(write(tmp_path / "a.yaml"))
     launcher = LauncherHere(1)
     launcher.execute = lambda runs: iter(())
-    expected = "2 trials failed, the first is obbo-window_2-trial_000: it did not finish"
+    expected = "2 trials failed, the first is obbo-window_2-trial_000: it printed nothing"
     with pytest.raises(GridError, match=expected) as refusal:
         tune(grid, section(), tmp_path, launcher, Console(file=io.StringIO()))
     assert refusal.value.exit_code == 1

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import yaml
 
 from obbo_lightning import cli
 from obbo_lightning.core import validation
@@ -226,20 +225,3 @@ def test_a_message_is_one_line_of_limited_length_and_so_is_an_early_interrupt(mo
     assert (error.count("\n"), len(error) < 2100) == (1, True)
     assert cli.main(["watch", "x"]) == 130
     assert capsys.readouterr().err == "obbo: stopped by SIGINT\n"
-
-
-def test_a_full_disk_in_the_middle_of_a_run_is_one_line_that_tells_how_to_continue(monkeypatch, capsys):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device", "checkpoint.part")
-
-    short = [*QUADRATIC, "--rounds", "3", "--evaluation.tasks", "1", "--checkpoint.every", "2"]
-    with monkeypatch.context() as patch:
-        patch.setattr("obbo_lightning.training.run_writer.save_checkpoint", full)
-        assert cli.main(["fit", *short]) == 1
-    error = capsys.readouterr().err
-    assert "checkpoint.part: No space left on device" in error
-    assert "continue with: python -m obbo_lightning resume" in error
-    assert error.count("\n") == 1
-    (run,) = Path("runs").glob("*/*")
-    assert cli.main(["resume", str(run)]) == 0
-    assert yaml.safe_load((run / "summary.json").read_text())["rounds"] == 3

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import os
 import pickle
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from small_runs import QUIET, rewrite_provenance
 
 from obbo_lightning import cli, load_model
@@ -57,15 +59,18 @@ def here(tmp_path, monkeypatch):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     assert cli.main(["fit", *SMALL, "--output", str(folder / "runs")]) == 0
-    (run,) = (folder / "runs").glob("*/*")
-    return run
+    return next((folder / "runs").glob("*/*"))
 
 
 @pytest.fixture
-def poisoned(finished, tmp_path):
+def run(finished, tmp_path):
+    """Return a finished run that may be changed."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.fixture
+def poisoned(run):
     """Return a run whose newest checkpoint has a payload and the right checksum."""
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
     (run / "summary.json").unlink()
     file = sorted((run / "checkpoints").glob("*.ckpt"))[-1]
     content = torch.load(file, weights_only=True)
@@ -89,9 +94,7 @@ def test_no_command_runs_what_a_checkpoint_holds(poisoned, tmp_path, monkeypatch
 @pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
 def test_no_function_runs_what_a_checkpoint_holds(poisoned, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    (tmp_path / "EXECUTED").unlink(missing_ok=True)
-    file = sorted((poisoned / "checkpoints").glob("*.ckpt"))[-1]
-    whole = sorted((poisoned / "checkpoints").glob("*.ckpt"))[0]
+    whole, *_, file = sorted((poisoned / "checkpoints").glob("*.ckpt"))
     module = OnlineBilevelModule.load_from_checkpoint(whole)
     trainer = L.Trainer(plugins=[ExactCheckpoints()], **QUIET)
     loader = torch.utils.data.DataLoader([0], collate_fn=list)
@@ -137,11 +140,10 @@ def test_arrays_are_read_without_pickles(tmp_path, capsys):
     columns = "ticker,timestamp,naive_mse,weight,regret,gradient_norm,test_mse\nA,2026-01-02,1,1,1,1,1\n"
     (tmp_path / "events.csv").write_text(columns)
     ExactCheckpoints().save_checkpoint({"global_step": 1}, tmp_path / "x.ckpt")
-    run = RunDirectory(tmp_path)
     for read in (
         lambda: load_cifar100.__wrapped__(tmp_path),
         lambda: parse_npz((tmp_path / "evil.npz").read_bytes()),
-        lambda: _read_lanes(SimpleNamespace(directory=run, label="x")),
+        lambda: _read_lanes(SimpleNamespace(directory=RunDirectory(tmp_path), label="x")),
     ):
         with pytest.raises(ValueError, match=r"npz file|damaged"):
             read()
@@ -226,11 +228,9 @@ def test_a_trusted_run_continues(own, tmp_path):
         ("trainer", "{plugins: [{class_path: mine.Mine}]}"),
     ],
 )
-def test_no_key_of_a_run_imports_from_the_working_directory(finished, tmp_path, monkeypatch, capsys, key, value):
+def test_no_key_of_a_run_imports_from_the_working_directory(run, tmp_path, monkeypatch, capsys, key, value):
     monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` does
     (tmp_path / "mine.py").write_text(OWN)
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
     config = yaml.safe_load((run / "config.yaml").read_text())
     given = yaml.safe_load(value)
     config[key] = {**config[key], **given} if key == "trainer" else given
@@ -251,14 +251,12 @@ def test_the_working_directory_is_searched_for_typed_names_only(tmp_path, monkey
     assert str(tmp_path) in sys.path
 
 
-def test_entry_points_in_the_working_directory_are_not_installed_ones(finished, tmp_path, monkeypatch, capsys):
+def test_entry_points_in_the_working_directory_are_not_installed_ones(run, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "mine.egg-info").mkdir()
     (tmp_path / "mine.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
     (tmp_path / "mine.egg-info" / "entry_points.txt").write_text("[obbo_lightning.data]\nlurking = mine:Mine\n")
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("name: quadratic", "name: lurking"))
     rewrite_provenance(run)
@@ -273,11 +271,8 @@ def test_a_checkpoint_and_an_export_do_not_run_a_file(finished, tmp_path):
     content["module"]["problem"]["component"] = f"{tmp_path}/mine.py:Mine"
     torch.save(content, file)
     (tmp_path / "export").mkdir()
-    (tmp_path / "export" / "metadata.json").write_text(
-        '{"format": 1, "round": 1, "problem": "mine.Mine", "init_args": {}, "inputs": null, "inner": null}'
-    )
-    from safetensors.torch import save_file
-
+    metadata = {"format": 1, "round": 1, "problem": "mine.Mine", "init_args": {}, "inputs": None, "inner": None}
+    (tmp_path / "export" / "metadata.json").write_text(json.dumps(metadata))
     save_file({"x": torch.ones(1)}, tmp_path / "export" / "weights.safetensors")
     for read in (
         lambda: load_model(file),

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from small_runs import fit, fit_images, write_image_classes, write_labelled_table
+from small_runs import fit_images, fit_vectors, write_image_classes
 
 from obbo_lightning.inference.model import export_model
 
@@ -25,12 +25,8 @@ def image_data(image_run):
 
 @pytest.fixture(scope="session")
 def vector_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vectors")
-    file = write_labelled_table(folder / "train.csv", classes=range(10), each=8)
-    flags = ["--data", "examples", "--data.path", file, "--data.ways", 2, "--data.shots", 3]
-    path = fit(folder, *flags, "--problem.learn_proximity", "true", "--problem.network.widths", "[8]")
-    file.unlink()
-    return path
+    flags = ["--problem.learn_proximity", "true", "--problem.network.widths", "[8]"]
+    return fit_vectors(tmp_path_factory.mktemp("vectors"), *flags)
 
 
 @pytest.fixture

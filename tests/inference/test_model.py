@@ -2,17 +2,19 @@
 
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from small_runs import fit, save_few_shot_checkpoint, striped_images, write_labelled_table
+from small_runs import fit_vectors, save_few_shot_checkpoint, striped_images
 from torch import nn
 
 from obbo_lightning import OnlineBilevelModule, load_model
 from obbo_lightning.inference.inputs import Inputs
-from obbo_lightning.inference.model import AdaptedClassifier
+from obbo_lightning.inference.model import AdaptedClassifier, resize_classifier
+from obbo_lightning.networks import MLP
 from obbo_lightning.runs.provenance import newest_checkpoint
 from obbo_lightning.solvers import ExactSolution
 from obbo_lightning.streams.few_shot.stored import ImageFolderStream
@@ -23,8 +25,12 @@ def images_of(*stripes, each=3, seed=5):
     return [image for number in stripes for image in striped_images(each, number, rng)]
 
 
-def labels_of(*stripes, each=3):
-    return [f"stripes{number}" for number in stripes for _ in range(each)]
+def require_evaluated(model, module, task):
+    """Transductive predictions for a task, which holds what the network takes, have the loss of the evaluation."""
+    model.inputs = Inputs()
+    probabilities = model.adapt(task["support"], task["support_labels"]).probabilities(task["query"], transductive=True)
+    loss = nn.functional.nll_loss(probabilities.log(), task["query_labels"])
+    assert float(loss) == pytest.approx(float(module.evaluate(task)["loss"]), abs=1e-5)
 
 
 def adapt_by_hand(network, x, y, proximity, lr=0.2, steps=3):
@@ -62,17 +68,12 @@ def test_adaptation_runs_the_inner_solver_on_all_examples_from_lambda(tmp_path, 
 def test_transductive_predictions_are_those_of_the_runs_evaluation(image_run, image_data):
     stream = ImageFolderStream(str(image_data), image_size=16, ways=2, shots=3, queries=3)
     module = OnlineBilevelModule.load_from_checkpoint(newest_checkpoint(image_run / "checkpoints"))
-    model = load_model(image_run)
-    model.inputs = Inputs()  # tasks hold what the network takes
     for task in stream.test[:3]:
-        adapted = model.adapt(task["support"], task["support_labels"])
-        probabilities = adapted.probabilities(task["query"], transductive=True)
-        loss = nn.functional.nll_loss(probabilities.log(), task["query_labels"])
-        assert float(loss) == pytest.approx(float(module.evaluate(task)["loss"]), abs=1e-5)
+        require_evaluated(load_model(image_run), module, task)
 
 
 def test_inductive_predictions_do_not_depend_on_the_other_queries(image_run):
-    adapted = load_model(image_run).adapt(images_of(11, 13), labels_of(11, 13))
+    adapted = load_model(image_run).adapt(images_of(11, 13), [11] * 3 + [13] * 3)
     queries = images_of(11, 13, each=9, seed=6)
     together = adapted.probabilities(queries)
     alone = torch.cat([adapted.probabilities([query]) for query in queries])
@@ -129,9 +130,7 @@ class PartlyFrozen(nn.Module):
 def test_own_network_needs_trust_and_predicts_as_evaluated(tmp_path):
     own = tmp_path / "own.py"
     own.write_text(OWN_NETWORK)
-    file = write_labelled_table(tmp_path / "train.csv", classes=range(10), each=8)
-    flags = ["--data", "examples", "--data.path", file, "--data.ways", 2, "--data.shots", 3]
-    run = fit(tmp_path, *flags, "--problem.network", f"{own}:PartlyFrozen")
+    run = fit_vectors(tmp_path, "--problem.network", f"{own}:PartlyFrozen")
     own.write_text(OWN_NETWORK + "# so that it is not loaded yet\n")
     with pytest.raises(ValueError, match=r"own\.py:PartlyFrozen.*load_model\(.*, trust=True\)"):
         load_model(run)
@@ -139,10 +138,7 @@ def test_own_network_needs_trust_and_predicts_as_evaluated(tmp_path):
     module = OnlineBilevelModule.load_from_checkpoint(newest_checkpoint(run / "checkpoints"), trust=True)
     task = {"support": torch.randn(6, 2), "support_labels": torch.arange(2).repeat(3)}
     task |= {"query": torch.randn(8, 2), "query_labels": torch.arange(2).repeat(4)}
-    model.inputs = Inputs()
-    probabilities = model.adapt(task["support"], task["support_labels"]).probabilities(task["query"], transductive=True)
-    loss = nn.functional.nll_loss(probabilities.log(), task["query_labels"])
-    assert float(loss) == pytest.approx(float(module.evaluate(task)["loss"]), abs=1e-5)
+    require_evaluated(model, module, task)
     with pytest.raises(ValueError, match="labels must be of 2 classes for a network whose class has no argument ways"):
         model.adapt(task["support"], [0, 1, 2, 0, 1, 2])
 
@@ -170,3 +166,32 @@ def test_loading_needs_no_lightning(image_run):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_classes_take_the_learned_rows_in_turn(dtype, classes):
+    make = partial(MLP, ways=3, shape=[2], widths=[4])
+    network = make().to(dtype)
+    before = torch.get_rng_state()
+    resized = resize_classifier(network, make, 3, classes).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)  # the global generator is unchanged
+    rows = torch.arange(classes) % 3
+    for name, learned in network.state_dict().items():
+        assert resized[name].dtype == dtype
+        assert torch.equal(resized[name], learned[rows] if len(learned) == 3 else learned), name
+
+
+class Square(nn.Module):
+    def __init__(self, ways=2):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(ways, ways))
+
+
+def test_networks_that_cannot_be_resized_are_refused():
+    make = partial(Square, ways=2)
+    with pytest.raises(ValueError, match=r"weight of the network is \[2, 2\], and with .* \[3, 3\]"):
+        resize_classifier(make(), make, 2, 3)
+    for other in (None, Square):
+        with pytest.raises(ValueError, match="labels must be of 2 classes for a network whose class has no"):
+            resize_classifier(make(), other, 2, 3)

@@ -1,6 +1,5 @@
 """Predictions for files: classes of images and vectors, and targets of the next rows of a table."""
 
-import csv
 import math
 import shutil
 from pathlib import Path
@@ -10,8 +9,7 @@ import polars as pl
 import pytest
 import torch
 from PIL import Image
-from scipy.optimize import minimize
-from small_runs import save_few_shot_checkpoint, write_image_classes, write_labelled_table
+from small_runs import read_table, save_few_shot_checkpoint, write_image_classes, write_labelled_table
 
 from obbo_lightning import cli, load_model, predict_rows
 from obbo_lightning.inference.inputs import ExampleInputs, ImageInputs, Inputs
@@ -20,7 +18,7 @@ from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.table import read_rounds
 
 GREY = ImageInputs([1, 16, 16], [0.25], [0.5])
-BLOCK, PAST, RIDGE = 6, 4, 5e-3
+BLOCK, PAST = 6, 4
 TABLE_FLAGS = ["--config", "forgetting", "--data.block", str(BLOCK), "--data.past", str(PAST), "--data.csv", "rows.csv"]
 TABLE_FLAGS += ["--data.target", "y", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 VECTORS = ExampleInputs([2], "label", None, [0, 0], [1, 1])
@@ -36,24 +34,17 @@ def folders(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def without_figure(monkeypatch):
-    monkeypatch.setattr("obbo_lightning.cli.predict.draw_predictions", lambda *arguments: None)
-
-
-@pytest.fixture
-def in_folder(tmp_path, monkeypatch):
+def in_folder(tmp_path, monkeypatch, no_figures):
     """Work in a folder of its own, without figures of runs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("obbo_lightning.training.run.draw_figures", lambda *arguments: [])
 
 
 def predict(run, *flags, support="support", query="query"):
     return cli.main(["predict", str(run), "--support", support, "--query", query, *flags])
 
 
-def read_rows(path="predictions.csv"):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+def read_rows():
+    return read_table(Path("predictions.csv"))
 
 
 def test_class_folders_give_accuracy_confusion_table_and_figure(image_run, folders, capsys):
@@ -74,7 +65,8 @@ def test_class_folders_give_accuracy_confusion_table_and_figure(image_run, folde
     assert sorted(path.name for path in folders.iterdir()) == ["predictions.csv", "predictions.png", "query", "support"]
 
 
-def test_flags_change_predictions_and_npz_files_do_not(image_run, folders, without_figure):
+def test_flags_change_predictions_and_npz_files_do_not(image_run, folders, monkeypatch):
+    monkeypatch.setattr("obbo_lightning.cli.predict.draw_predictions", lambda *arguments: None)
     probabilities = []
     for flags in ([], ["--transductive"], ["--steps", "9"], ["--lr", "0.3"]):
         assert predict(image_run, *flags) == 0
@@ -88,8 +80,7 @@ def test_flags_change_predictions_and_npz_files_do_not(image_run, folders, witho
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npz"])
-def test_vectors_are_read_from_files_by_column_name(vector_run, tmp_path, monkeypatch, suffix):
-    monkeypatch.chdir(tmp_path)
+def test_vectors_are_read_from_files_by_column_name(vector_run, tmp_path, in_folder, suffix):
     if suffix == "csv":
         support = write_labelled_table(tmp_path / "s.csv", (0, 5, 9), 3, columns=("label", "b", "id", "a"), seed=3)
         query = write_labelled_table(tmp_path / "q.csv", (0, 5, 9), 2, columns=("b", "a"), seed=4)
@@ -107,9 +98,8 @@ def test_vectors_are_read_from_files_by_column_name(vector_run, tmp_path, monkey
     assert not (tmp_path / "predictions.png").exists()  # vectors have no figure
 
 
-def test_more_steps_are_recommended_for_more_classes(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    save_few_shot_checkpoint(tmp_path / "x.ckpt")
+def test_more_steps_are_recommended_for_more_classes(in_folder, capsys):
+    save_few_shot_checkpoint("x.ckpt")
     for classes, steps, hint in ((2, [], False), (3, [], True), (3, ["--steps", "4"], False)):
         x = np.random.default_rng(0).normal(size=(4 * classes, 2))
         np.savez("s.npz", examples=x, labels=np.arange(4 * classes) % classes)
@@ -245,9 +235,9 @@ def fit_table(kind, rounds=7, count=66):
     return RunDirectory.newest("runs")
 
 
-def loss_of(file, kind, deviation):
-    """Return the loss of predictions in a CSV file as a round reports it: log loss, or squared error over variance."""
-    table = read_rows(file)
+def loss_of_predictions(kind, deviation):
+    """Return the loss of predictions.csv as a round reports it: log loss, or squared error over variance."""
+    table = read_rows()
     if kind == "numbers":
         return np.mean([(float(row["predicted"]) - float(row["actual"])) ** 2 for row in table]) / deviation**2
     correct = [row["predicted"] == row["actual"] for row in table]
@@ -262,8 +252,16 @@ def test_predictions_are_those_of_the_next_round(kind, in_folder, capsys):
     printed = capsys.readouterr().out
     assert f"y, fitted to the last {BLOCK * PAST} rows" in " ".join(printed.split())
     assert ("accuracy" if kind == "classes" else "mean absolute error") in printed
-    if kind == "numbers":  # in their own units
-        found = predict_rows("runs", "tomorrow.csv", csv="rows.csv")
+    found = predict_rows("runs", "tomorrow.csv", csv="rows.csv")
+    table_of(kind)[66:].drop("y").write_csv("query.csv")
+    without = predict_rows("runs", "query.csv")
+    assert without.table.equals(found.table.drop("actual"))
+    assert (without.accuracy, without.mean_absolute_error) == (None, None)
+    if kind == "classes":
+        assert without.table.columns == ["row", "predicted", "probability"]
+        assert without.table["row"].to_list() == [1, 2, 3, 4, 5, 6]
+        assert without.table["probability"].min() >= 0.5
+    else:  # in their own units
         actual = table_of("numbers")["y"][66:]
         assert found.table["actual"].to_list() == actual.to_list()
         errors = np.abs(found.table["predicted"].to_numpy() - actual.to_numpy())
@@ -274,31 +272,7 @@ def test_predictions_are_those_of_the_next_round(kind, in_folder, capsys):
     assert cli.main(["resume", str(run.path), "--rounds", "8"]) == 0
     expected = read_rounds(run.metrics)["loss"][-1]
     deviation = 1.0 if kind == "classes" else table_of(kind)["y"][:66].to_numpy().std()
-    assert loss_of("predictions.csv", kind, deviation) == pytest.approx(expected, rel=1e-5)
-
-
-def test_classes_are_those_of_a_weighted_logistic_regression(in_folder):
-    run = fit_table("classes")
-    weights = read_rounds(run.outer).row(-1)[1:]
-    table, query = table_of("classes")[:66], table_of("classes")[66:].drop("y")
-    query.write_csv("query.csv")
-    found = predict_rows("runs", "query.csv")
-    x = table.select("a", "b").to_numpy()
-    mean, deviation = x.mean(0), x.std(0)
-    scaled = [np.column_stack([np.clip((z - mean) / deviation, -3, 3), np.ones(len(z))]) for z in (x, query.to_numpy())]
-    last, y = scaled[0][-BLOCK * PAST :], (table["y"] == "up").to_numpy()[-BLOCK * PAST :]
-    each = np.repeat(weights[::-1], BLOCK) / BLOCK  # the newest block has the first weight
-
-    def g(beta):
-        z = last @ beta
-        return (each * (np.logaddexp(0, z) - y * z)).sum() + RIDGE / 2 * beta @ beta
-
-    probability = 1 / (1 + np.exp(-scaled[1] @ minimize(g, np.zeros(3), tol=1e-12).x))
-    assert found.table.columns == ["row", "predicted", "probability"]
-    assert found.table["row"].to_list() == [1, 2, 3, 4, 5, 6]
-    assert found.table["predicted"].to_list() == ["up" if p > 0.5 else "down" for p in probability]
-    assert found.table["probability"].to_numpy() == pytest.approx(np.maximum(probability, 1 - probability), abs=1e-5)
-    assert (found.accuracy, found.mean_absolute_error) == (None, None)
+    assert loss_of_predictions(kind, deviation) == pytest.approx(expected, rel=1e-5)
 
 
 def test_queries_that_cannot_be_read_are_refused_in_one_line(in_folder, capsys):

@@ -12,10 +12,9 @@ from toy import F64, normal
 from obbo_lightning import Hyperparameters, ModuleProblem, OnSimplex, ParameterGroups, Positive, Weights
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Sample, derive_seed
-from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
+from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, InnerState
 from obbo_lightning.networks.hyperparameters import FunctionalModule
-from obbo_lightning.problems.module import TrainedModuleProblem, batch_of, cast_floats
-from obbo_lightning.solvers import GradientDescent
+from obbo_lightning.problems.module import CurrentWeights, TrainedModuleProblem, batch_of, cast_floats
 from obbo_lightning.testing import central_difference, check_problem
 
 
@@ -108,7 +107,7 @@ def test_the_hypergradient_is_that_of_central_differences_through_an_exact_solut
     expected = central_difference(lambda outer: losses_from_matrices(outer, solution(outer), TASK)[1], OUTER)
     for estimator in (ConjugateGradient(steps=20), FixedPoint(steps=2000, lr=0.2)):
         oracle = Oracle(RIDGE, OUTER, TASK)
-        found = estimator.differentiate(oracle, GradientDescent(), solution(OUTER), None)
+        found = estimator(oracle, lambda *_: solution(OUTER), InnerState())
         assert (found.value - expected).abs().max() <= 1e-8
 
 
@@ -184,7 +183,7 @@ def test_floating_point_tensors_of_a_nested_batch_are_cast_and_labels_are_not():
     assert found["c"] is None
 
 
-def test_losses_of_a_module_in_training_are_on_their_own_batches_and_in_full_precision():
+def test_a_module_in_training_has_losses_of_its_own_batches_in_full_precision_at_its_current_weights():
     def loss(module, batch, hyper):
         return module["linear"](batch["x"]).square().mean() + hyper["decay"]
 
@@ -192,7 +191,9 @@ def test_losses_of_a_module_in_training_are_on_their_own_batches_and_in_full_pre
     network = FunctionalModule(nn.ModuleDict({"linear": nn.Linear(3, 1), "hyper": hyper}))
     problem = TrainedModuleProblem(network, loss, lambda *arguments: 10 + loss(*arguments))
     task = {kind: {"x": normal(8, 3, seed=i).float()} for i, kind in enumerate(("training", "validation"))}
-    outer, inner = hyper.outer, network.flat().unsqueeze(0)
+    outer, inner, solver = hyper.outer, network.flat().unsqueeze(0), CurrentWeights(network, 0.25)
+    assert torch.equal(solver(None, torch.zeros_like(inner)), inner)
+    assert solver.step_size == 0.25
     expected = [float(loss(network.module, batch, hyper).detach()) for batch in task.values()]
     with torch.autocast("cpu", torch.bfloat16):
         found = [float(problem.inner_loss(outer, inner, task)), float(problem.outer_loss(outer, inner, task))]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from processes import Forked
 
-from obbo_lightning import cli
+from obbo_lightning import Problem, cli
 from obbo_lightning.streams import arriving
 from obbo_lightning.streams.arriving import (
     DamagedTaskError,
@@ -23,8 +23,6 @@ from obbo_lightning.streams.arriving import (
     follow_folder,
     follow_lines,
     follow_standard_input,
-    parse_json,
-    parse_npz,
 )
 from obbo_lightning.training import run as runs
 
@@ -88,16 +86,19 @@ def tasks_in(path, few_shot=True, timeout=0.01):
     return tasks
 
 
-class Producer:
-    """Replaces waiting by the next action of a producer."""
+def act_while_waiting(monkeypatch, *actions):
+    """Replace waiting by the next action of a producer."""
+    left = iter(actions)
+    monkeypatch.setattr(arriving, "sleep", lambda seconds: next(left, lambda: None)())
 
-    def __init__(self, monkeypatch, *actions):
-        self.actions = list(actions)
-        monkeypatch.setattr(arriving, "sleep", self)
 
-    def __call__(self, seconds):
-        if self.actions:
-            self.actions.pop(0)()
+@contextmanager
+def piped(monkeypatch):
+    """Replace standard input by a pipe and yield a file that is written to it."""
+    out, into = os.pipe()
+    with os.fdopen(out) as read, os.fdopen(into, "wb", buffering=0) as written, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdin", read)
+        yield written
 
 
 def test_tasks_are_the_same_in_files_of_any_kind_and_in_lines(here):
@@ -116,20 +117,6 @@ def test_tasks_are_the_same_in_files_of_any_kind_and_in_lines(here):
             assert torch.equal(one["query"], torch.tensor(task(t)["query"]).float())
 
 
-@pytest.mark.parametrize(
-    ("parse", "content", "error", "message"),
-    [
-        (parse_npz, b"PK", ValueError, "cannot be read as an npz file"),
-        (parse_json, b'{"x": [1', ValueError, "cannot be read as JSON"),
-        (parse_json, b"[1, 2]", DamagedTaskError, "must be an object of arrays by name"),
-    ],
-)
-def test_unreadable_task_is_incomplete_and_a_wrong_one_damaged(parse, content, error, message):
-    with pytest.raises(ValueError, match=message) as refusal:
-        parse(content)
-    assert refusal.type is error
-
-
 def test_dtypes_are_those_of_the_outer_variable_and_int64(here):
     (here / "tasks.jsonl").write_text(line(0, support=np.ones((4, 3), int), query=np.ones((4, 3), int)))
     (found,) = tasks_in(here / "tasks.jsonl")
@@ -143,20 +130,20 @@ def test_dtypes_are_those_of_the_outer_variable_and_int64(here):
     assert [found[name].dtype for name in "xyz"] == [torch.int64, torch.float64, torch.bool]
 
 
-def test_half_written_tasks_are_waited_for(here, monkeypatch):
-    folder, whole = here / "tasks", here / "whole"
-    write(folder, 0)
-    write(whole, 1)
-    content, newest = (whole / "0001.npz").read_bytes(), folder / "0001.npz"
-    actions = [lambda: newest.write_bytes(content[:100]), lambda: None, lambda: newest.write_bytes(content)]
-    Producer(monkeypatch, *actions)
-    _, second = islice(tasks_in(folder, timeout=None), 2)
+@pytest.mark.parametrize("name", ["tasks/0001.npz", "tasks/0001.json", "tasks.jsonl"])
+def test_half_written_tasks_are_waited_for(here, monkeypatch, name):
+    newest = here / name
+    write(here / "tasks", 0, 1)
+    (here / "tasks" / "0001.json").write_text(line(1))
+    (here / "tasks.jsonl").write_text(line(0) + line(1))
+    content = newest.read_bytes()
+    for other in (here / "tasks").glob("0001.*"):
+        other.unlink()
+    halves = [content[: -len(content) // 3], content[: -len(content) // 3], content]
+    act_while_waiting(monkeypatch, *(lambda half=half: newest.write_bytes(half) for half in halves))
+    newest.write_bytes(line(0).encode() if name == "tasks.jsonl" else b"")
+    _, second = islice(tasks_in(here / name.split("/")[0], timeout=None), 2)
     assert torch.equal(second["query"], torch.tensor(task(1)["query"]).float())
-    lines = here / "tasks.jsonl"
-    lines.write_text(line(0) + line(1)[:50])
-    texts = [line(0) + line(1)[:-1], line(0) + line(1)]
-    Producer(monkeypatch, *(lambda text=text: lines.write_text(text) for text in texts))
-    assert torch.equal(list(islice(tasks_in(lines, timeout=None), 2))[1]["query"], second["query"])
 
 
 def test_file_that_grows_is_waited_for_even_if_later_ones_are_there(here):
@@ -213,34 +200,23 @@ def test_lines_are_read_once_they_end_and_counted_with_empty_ones(here):
         next(lines)
 
 
-class Pipe:
-    """Replaces standard input by these chunks, one per read."""
-
-    def __init__(self, monkeypatch, *chunks):
-        self.chunks = list(chunks)
-        monkeypatch.setattr(arriving.sys, "stdin", self)
-        monkeypatch.setattr(arriving.select, "select", lambda *asked: ([self] if self.chunks else [], [], []))
-        monkeypatch.setattr(arriving.os, "read", lambda number, size: self.chunks.pop(0))
-
-    def fileno(self):
-        return 0
-
-
 def test_standard_input_is_read_line_by_line_in_any_chunks(monkeypatch):
-    Pipe(monkeypatch, b'{"x": [1]}\n{"x"', b": [2]}", b'\n\n{"x": [3]}\n', b"")
-    lines = follow_standard_input()
-    found = [next(lines) for _ in range(3)]
-    assert [(one.where, one.arrays["x"].tolist()) for one in found] == [
-        ("standard input, line 1", [1]),
-        ("standard input, line 2", [2]),
-        ("standard input, line 4", [3]),
-    ]
-    assert list(lines) == []
-    Pipe(monkeypatch, line(0).encode(), b"")
-    tasks = tasks_in("-", timeout=None)
-    assert tasks.so_far() is None
-    first = tasks.first()
-    assert [torch.equal(one["query"], first["query"]) for one in tasks] == [True]  # it stays the first one
+    lines, found = follow_standard_input(), []
+    with piped(monkeypatch) as pipe:
+        for chunk in (b'{"x": [1]}\n{"x"', b": [2]}", b'\n\n{"x": [3]}\n'):
+            pipe.write(chunk)
+            found += iter(lines.__next__, None)
+        pipe.close()
+        assert list(lines) == []
+    assert [one.where for one in found] == [f"standard input, line {number}" for number in (1, 2, 4)]
+    assert [one.arrays["x"].tolist() for one in found] == [[1], [2], [3]]
+    with piped(monkeypatch) as pipe:
+        pipe.write(line(0).encode())
+        pipe.close()
+        tasks = tasks_in("-", timeout=None)
+        assert tasks.so_far() is None
+        first = tasks.first()
+        assert [torch.equal(one["query"], first["query"]) for one in tasks] == [True]  # it stays the first one
 
 
 DAMAGED = {
@@ -275,17 +251,19 @@ def test_damaged_task_is_named_with_its_rule(here, kind):
         assert rule in str(damage.value)
 
 
-def test_task_that_cannot_become_complete_is_damaged(here):
-    write(here / "tasks", 0, 2)
-    (here / "tasks" / "0001.npz").write_bytes(b"nonsense")
-    with pytest.raises(DamagedTaskError, match=r"0001\.npz cannot be read as an npz file"):
-        list(tasks_in(here / "tasks", timeout=None))  # a later one is there
-    (here / "tasks" / "0002.npz").unlink()
-    with pytest.raises(DamagedTaskError, match=r"0001\.npz cannot be read as an npz file"):
-        list(tasks_in(here / "tasks"))  # after the timeout
-    (here / "tasks.jsonl").write_text(line(0) + "nonsense\n")
-    with pytest.raises(DamagedTaskError, match=r"tasks.jsonl, line 2: cannot be read as JSON"):
-        list(tasks_in(here / "tasks.jsonl"))
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tasks/1.npz", "nonsense", r"1\.npz cannot be read as an npz file"),  # after the timeout
+        ("tasks/1.json", "[1, 2]", r"1\.json: must be an object of arrays by name"),
+        ("tasks.jsonl", line(0) + "nonsense\n", r"tasks.jsonl, line 2: cannot be read as JSON"),
+    ],
+)
+def test_task_that_cannot_become_complete_is_damaged(here, name, content, message):
+    write(here / "tasks", 0)
+    (here / name).write_text(content)
+    with pytest.raises(DamagedTaskError, match=message):
+        list(tasks_in(here / name.split("/")[0]))
 
 
 def test_wait_ends_after_the_timeout(here, monkeypatch):
@@ -325,12 +303,12 @@ def test_form_of_the_first_task_is_known_after_a_resume(moved, here):
 def test_run_that_is_stopped_and_killed_repeatedly_equals_the_undisturbed_one(here, undisturbed, monkeypatch, capsys):
     """Two signals while it waits, a crash in a round, a timeout, a folder that has moved."""
     write(here / "tasks", *range(2))
-    Producer(monkeypatch, lambda: None, lambda: signal.raise_signal(signal.SIGTERM))
+    act_while_waiting(monkeypatch, lambda: None, lambda: signal.raise_signal(signal.SIGTERM))
     assert cli.main([*FLAGS, "--data.path", "tasks", "--rounds", "10"]) == 143
     assert "stopped by SIGTERM after round 2; continue with" in capsys.readouterr().err
     run = only_run("runs")
     write(here / "tasks", 2, 3)
-    Producer(monkeypatch, lambda: signal.raise_signal(signal.SIGINT))
+    act_while_waiting(monkeypatch, lambda: signal.raise_signal(signal.SIGINT))
     assert cli.main(["resume", str(run)]) == 130
     write(here / "tasks", 4, 5)
 
@@ -377,24 +355,16 @@ def test_run_that_a_damaged_task_stopped_continues_when_it_is_fixed(here, undist
     assert only_run("runs").joinpath("metrics.csv").read_bytes() == undisturbed
 
 
-@contextmanager
-def piped(monkeypatch, text):
-    out, into = os.pipe()
-    os.write(into, text.encode())
-    os.close(into)
-    with os.fdopen(out) as file, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdin", file)
-        yield
-
-
 def test_run_on_standard_input_ends_with_it_and_continues_with_what_comes_next(here, undisturbed, monkeypatch):
-    with piped(monkeypatch, "".join(map(line, range(6))) + line(6)[:20]):  # the last line is incomplete
-        assert cli.main([*FLAGS, "--data.path", "-", "--rounds", "10"]) == 0
-    run = only_run("runs")
-    assert json.loads((run / "summary.json").read_text())["rounds"] == 6
-    with piped(monkeypatch, "".join(map(line, range(6, 12)))):
-        assert cli.main(["resume", str(run)]) == 0
-    assert (run / "metrics.csv").read_bytes() == undisturbed
+    first, rest = "".join(map(line, range(6))) + line(6)[:20], "".join(map(line, range(6, 12)))  # a line is incomplete
+    for text, rounds in ((first, 6), (rest, 10)):
+        with piped(monkeypatch) as pipe:
+            pipe.write(text.encode())
+            pipe.close()
+            words = [*FLAGS, "--data.path", "-", "--rounds", "10"] if rounds == 6 else ["resume", str(only_run("runs"))]
+            assert cli.main(words) == 0
+        assert json.loads((only_run("runs") / "summary.json").read_text())["rounds"] == rounds
+    assert (only_run("runs") / "metrics.csv").read_bytes() == undisturbed
 
 
 @pytest.mark.parametrize(
@@ -415,11 +385,9 @@ def test_places_that_cannot_be_followed_are_refused(here, flags, message, capsys
     assert not Path("runs").exists()
 
 
-OWN = """
-import torch
-from obbo_lightning import Problem
-
 class Ridge(Problem):
+    """Ridge regression in double precision."""
+
     def initial_outer(self, seed):
         return torch.full((1, 1), 0.1, dtype=torch.float64)
 
@@ -431,15 +399,13 @@ class Ridge(Problem):
 
     def outer_loss(self, outer, inner, task, sample=None):
         return (inner @ task["x"].T - task["y"]).square().mean(-1)
-"""
 
 
 def test_own_problem_is_run_in_its_precision(here, capsys):
-    (here / "mine.py").write_text(OWN)
     rng = np.random.default_rng(0)
     tasks = [{"x": rng.normal(size=(5, 2)).tolist(), "y": rng.normal(size=5).tolist()} for _ in range(3)]
     (here / "tasks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in tasks))
-    flags = ["--data.path", "tasks.jsonl", "--problem", "mine.py:Ridge", "--algorithm.inner.start", "previous"]
+    flags = ["--data.path", "tasks.jsonl", "--problem", f"{__file__}:Ridge", "--algorithm.inner.start", "previous"]
     assert cli.main(["fit", "--data", "follow", *flags, "--rounds", "3", "--trainer.accelerator", "cpu"]) == 0
     assert json.loads(only_run("runs").joinpath("summary.json").read_text())["metric"] == "loss"
     assert "lower is better" in capsys.readouterr().out

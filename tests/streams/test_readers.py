@@ -1,10 +1,13 @@
 """Readers of images, tables and npz files."""
 
+import os
+
 import numpy as np
+import polars as pl
 import pytest
 from PIL import Image
 
-from obbo_lightning.streams.readers import image_bytes, read_class_folders, read_examples, read_images
+from obbo_lightning.streams.readers import image_bytes, read_class_folders, read_examples, read_images, read_table
 
 
 def test_pixels_of_every_mode_become_the_bytes_that_one_sees():
@@ -66,3 +69,14 @@ def test_files_without_examples_are_refused(tmp_path):
         read_images(tmp_path / "own.npz")
     with pytest.raises(ValueError, match=r"data.path must hold one folder per class, got .* without any"):
         read_class_folders(tmp_path, None)
+
+
+def test_the_backtrace_of_a_panic_in_polars_is_not_printed(tmp_path, monkeypatch, capfd):
+    def panic(path):
+        os.write(2, b"thread panicked: stack backtrace")
+        raise pl.exceptions.PanicException("called unwrap\nin a thread")
+
+    monkeypatch.setattr(pl, "read_parquet", panic)
+    with pytest.raises(ValueError, match=r"x\.parquet cannot be read as parquet: called unwrap$"):
+        read_table(tmp_path / "x.parquet", is_csv=False)
+    assert capfd.readouterr().err == ""

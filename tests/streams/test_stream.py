@@ -46,18 +46,15 @@ def test_network_gets_the_arguments_that_follow_from_the_tasks(stream):
     assert torch.equal(stream.start(small, 4), small.initial_outer(4))
 
 
-def test_given_arguments_and_given_networks_are_kept(stream):
-    given = stream.problem(network=partial(CNN4, ways=7, filters=2)).network.template
-    assert given.linear.out_features == 7
-    own = nn.Sequential(nn.Flatten(), nn.Linear(768, 3))
-    assert torch.equal(stream.problem(network=own).initial_outer(0)[0, -3:], own[1].bias.detach())
-
-
-def test_another_problem_can_be_given(stream):
+def test_given_arguments_networks_and_problems_are_kept(stream):
     class Scored(FewShot):
         pass
 
     assert type(stream.problem(Scored)) is Scored
+    given = stream.problem(network=partial(CNN4, ways=7, filters=2)).network.template
+    assert given.linear.out_features == 7
+    own = nn.Sequential(nn.Flatten(), nn.Linear(768, 3))
+    assert torch.equal(stream.problem(network=own).initial_outer(0)[0, -3:], own[1].bias.detach())
 
 
 def test_tasks_are_indexed_like_a_list():

@@ -10,7 +10,6 @@ import torch
 from obbo_lightning import OBBO
 from obbo_lightning.streams import ForgettingStream
 from obbo_lightning.streams.tabular import FACTORS, PastAndNext, Rows, generate_rows, read_rows, running_scales
-from obbo_lightning.testing import check_stream
 
 
 def table(rows=60, seed=0):
@@ -178,14 +177,6 @@ def test_running_scales_are_those_of_all_rows_so_far_also_far_from_zero():
 def test_rounds_are_the_complete_blocks_after_the_first_past(csv):
     assert len(ForgettingStream(csv(table(64)), "y", block=5, past=3).train) == 9
     assert len(ForgettingStream(csv(table(15)), "y", block=5, past=2).train) == 1
-    assert len(ForgettingStream().train) == 600
-
-
-def test_stream_of_regression_keeps_its_contract_and_starts_with_equal_weights():
-    check_stream(ForgettingStream(past=3, block=10, kind="regression"))
-    stream = ForgettingStream(past=7, block=20)
-    start = stream.start(stream.problem(), 0)
-    assert torch.equal(start, torch.full((1, 7), 1 / 7, dtype=torch.float64))
 
 
 def test_baselines_equal_solves_of_their_own(csv):

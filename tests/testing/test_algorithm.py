@@ -1,5 +1,6 @@
 """The contract suite of algorithms notices each kind of mistake."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -33,13 +34,13 @@ class HalvedBesideNaN(ClosedForm):
 
     def __call__(self, *args):
         found = super().__call__(*args)
-        return found if found.value.isfinite().all() else found._replace(value=found.value / 2)
+        return found if found.value.isfinite().all() else replace(found, value=found.value / 2)
 
 
 class Ascent(ClosedForm):
     def __call__(self, *args):
         found = super().__call__(*args)
-        return found._replace(value=-found.value)
+        return replace(found, value=-found.value)
 
 
 @pytest.mark.parametrize(

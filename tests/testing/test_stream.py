@@ -170,18 +170,12 @@ INVALID = {
     "test keys": (valid_except(test=Tasks(lambda t: {"b": torch.ones(2)}, 2)), "test: task 0 must have the keys"),
     "endless test": (valid_except(test=TaskIterator()), "test must be a sequence of tasks, got TaskIterator"),
     "exhausted": (with_train(task_of(t) for t in range(3)), "second iteration must give the same tasks, got 0 of 3"),
-    "half exhausted": (
-        with_train(task_of(t) for t in range(9)),
-        "second iteration must give the same tasks, got another",
-    ),
+    "half exhausted": (with_train(task_of(t) for t in range(9)), "second iteration must give .*, got another"),
     "other iteration": (
         with_train(Iterable(map(TaskIterator, count()).__next__)),
         "a second iteration must give the same tasks, got another",
     ),
-    "wrong state": (
-        with_train(Iterable(lambda: TaskIterator(skipped=1))),
-        "from a state must give the same tasks, got",
-    ),
+    "wrong state": (with_train(Iterable(lambda: TaskIterator(skipped=1))), "from a state must give .*, got"),
     "no problem": (valid_except(problem_type=None), r"problem\(\) must return .*, and fails: problem must be"),
     "impossible problem": (
         valid_except(task_spec=lambda: {**Valid().task_spec(), "ridge": -1.0}),
@@ -193,10 +187,7 @@ INVALID = {
     "flat start": (with_start(lambda: torch.zeros(3, dtype=F64)), r"start must be λ \[lanes, d\], got the shape \[3\]"),
     "integer start": (with_start(lambda: torch.zeros(2, 3).long()), "must be floating-point, got torch.int64"),
     "infinite start": (with_start(lambda: ONES / 0), "start must be finite"),
-    "infinite loss": (
-        with_tasks(lambda t: task_of(t, c=ONES * torch.nan)),
-        "outer_loss of the first task must be finite",
-    ),
+    "infinite loss": (with_tasks(lambda t: task_of(t, c=ONES * torch.nan)), "outer_loss of the first task .* finite"),
     "metric": (valid_except(metric=Metric("accuracy")), "metric must be one of loss, got 'accuracy'"),
     "metric word": (valid_except(metric="loss"), "metric must be a Metric, got 'loss'"),
     "lanes": (valid_except(lanes=pl.DataFrame({"name": ["one"]})), "lanes has 1 rows, and λ has 2 lanes"),

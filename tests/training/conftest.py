@@ -35,8 +35,14 @@ per_algorithm:
 
 
 @pytest.fixture
-def few_shot(tmp_path, monkeypatch):
-    """Return flags of a small few-shot run, in which the algorithms have every kind of state."""
+def here(tmp_path, monkeypatch):
+    """Work in an empty folder, and return it."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(FEW_SHOT)
+    return tmp_path
+
+
+@pytest.fixture
+def few_shot(here):
+    """Return flags of a small few-shot run, in which the algorithms have every kind of state."""
+    (here / "tiny.yaml").write_text(FEW_SHOT)
     return ["--config", "tiny.yaml"]

@@ -70,6 +70,6 @@ def tables_of(flags, folder, capsys):
     return {**seen, "summary": without_times(json.loads((run / "summary.json").read_text()))}
 
 
-@pytest.mark.parametrize("flags", RUNS)
+@pytest.mark.parametrize("flags", RUNS, ids=str)
 def test_a_run_is_the_one_that_was_recorded(flags, tmp_path, capsys):
     require_recorded("runs", flags, tables_of(present_flags(flags), tmp_path, capsys))

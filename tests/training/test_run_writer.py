@@ -2,6 +2,7 @@
 
 import signal
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import lightning as L
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from small_runs import QUIET, read_table
+from small_runs import QUIET, Shrinkage, read_table
 from toy import F64, Nonlinear, toy_point, toy_task
 
 from obbo_lightning import (
@@ -19,7 +20,6 @@ from obbo_lightning import (
     OnlineBilevelModule,
     OnSimplex,
     ParameterGroups,
-    Problem,
     Stream,
     StreamDataModule,
     Tasks,
@@ -60,17 +60,20 @@ def make_writer(folder, test=(), rounds=None, validation=(), every=100, saves=2,
     return RunWriter(RunDirectory(folder), config, stream, data, validation, RunStatus())
 
 
-def train(writer, checkpoint=None, callbacks=(), validation=(), problem=None, **options):
+def train(writer, checkpoint=None, callbacks=(), problem=None, **options):
     """Run the stream of a writer; return the module."""
     outer = toy_point(1) if problem is None else problem.groups.start(dtype=F64)
     module = OnlineBilevelModule(problem or Nonlinear(), ALGORITHM, outer)
-    usual = {**QUIET, "enable_checkpointing": True, "plugins": [ExactCheckpoints()], "limit_val_batches": 0}
-    usual |= {"num_sanity_val_steps": 0}
-    writer.data.validation = validation
+    usual = {**QUIET, "enable_checkpointing": True, "plugins": [ExactCheckpoints()]}
+    usual |= {"limit_val_batches": 0, "num_sanity_val_steps": 0}
     trainer = L.Trainer(**{**usual, **options}, callbacks=[*callbacks, writer], default_root_dir=writer.run.path)
     with writer.status.own(writer.run):
         trainer.fit(module, writer.data, ckpt_path=checkpoint)
     return module
+
+
+def saved_rounds(folder):
+    return [int(path.stem.removeprefix("round-")) for path in list_checkpoints(folder / "checkpoints")]
 
 
 def newest(folder):
@@ -82,21 +85,20 @@ def losses(outer, tasks, start):
 
 
 class EndAfter(L.Callback):
-    """Ends a run after a round, as EarlyStopping does."""
+    """Ends a run after a round, as EarlyStopping does; never where this is None."""
 
     def __init__(self, rounds):
         self.rounds = rounds
 
     def on_train_batch_end(self, trainer, *arguments):
-        trainer.should_stop = trainer.global_step >= self.rounds
+        trainer.should_stop = trainer.global_step == self.rounds
 
 
-@pytest.mark.parametrize(("ended", "rounds", "evaluated"), [(None, 7, [3, 6, 7]), (5, 7, [3, 5]), (6, 7, [3, 6])])
-def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(ended, rounds, evaluated, tmp_path):
-    test, callbacks = [toy_task(lanes=1, seed=100)], [] if ended is None else [EndAfter(ended)]
-    writer = make_writer(tmp_path, test, every=3, rounds=rounds)
-    module = train(writer, callbacks=callbacks)
-    finished = ended or rounds
+@pytest.mark.parametrize(("ended", "evaluated"), [(None, [3, 6, 7]), (5, [3, 5]), (6, [3, 6])])
+def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(ended, evaluated, tmp_path):
+    test, finished = [toy_task(lanes=1, seed=100)], ended or 7
+    writer = make_writer(tmp_path, test, every=3, rounds=7)
+    module = train(writer, callbacks=[EndAfter(ended)])
     rows, timings = read_table(tmp_path / "metrics.csv"), read_table(tmp_path / "timings.csv")
     assert [int(row["round"]) for row in rows] == [int(row["round"]) for row in timings] == [*range(1, finished + 1)]
     assert [int(row["round"]) for row in rows if row["test_loss"]] == evaluated
@@ -104,8 +106,7 @@ def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(
     last = losses(module.outer.detach(), test, module.states[0])
     assert {"loss": [float(rows[-1]["test_loss"])]} == writer.latest == last
     assert writer.initial == losses(toy_point(1), test, InnerState())
-    saved = sorted({*range(2, finished + 1, 2), finished})[-2:]
-    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [f"round-{t:08d}.ckpt" for t in saved]
+    assert saved_rounds(tmp_path) == sorted({*range(2, finished + 1, 2), finished})[-2:]
     content = torch.load(newest(tmp_path), weights_only=True)
     assert content["ended"] == (ended is not None)
     assert content["provenance"] == read_provenance(writer.run).as_dict()
@@ -114,15 +115,6 @@ def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(
     assert state["last_due"] == {"loss": [due]}
     spent = sum(int(row["gradients"]) + int(row["products"]) for row in rows)
     assert state["evaluations"] == writer.evaluations == spent
-
-
-@pytest.mark.parametrize("ended", [None, 5])
-def test_a_run_without_test_tasks_is_saved_at_the_same_rounds(ended, tmp_path):
-    writer = make_writer(tmp_path, every=3, rounds=7)
-    train(writer, callbacks=[] if ended is None else [EndAfter(ended)])
-    names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
-    assert names == ([f"round-{t:08d}.ckpt" for t in ((4, 5) if ended else (6, 7))])
-    assert writer.latest == {"loss": []}
 
 
 def test_every_rows_tables_and_provenance_are_complete_before_their_checkpoint(tmp_path, monkeypatch):
@@ -142,6 +134,8 @@ def test_every_rows_tables_and_provenance_are_complete_before_their_checkpoint(t
     marks = torch.load(newest(tmp_path), weights_only=True)["provenance"]["tables"]
     assert marks == {table.path.name: table.mark() for table in writer.tables}
     assert set(marks) == {"metrics.csv", "fingerprints.csv"}  # no two runs have the same timings
+    expected = [fingerprint_of(toy_task(lanes=1, seed=t)) for t in range(2)]
+    assert [row["tasks"] for row in read_table(tmp_path / "fingerprints.csv")] == expected
 
 
 def test_a_run_that_continues_from_an_older_checkpoint_forgets_the_marks_of_dropped_rows(tmp_path):
@@ -152,12 +146,6 @@ def test_a_run_that_continues_from_an_older_checkpoint_forgets_the_marks_of_drop
     train(make_writer(tmp_path, rounds=4), older, callbacks=[look])
     assert (known[0].rounds, known[0].tables) == (2, {})
     assert read_provenance(RunDirectory(tmp_path)).tables["metrics.csv"]["rows"] == 4
-
-
-def test_fingerprints_are_those_of_the_tasks_of_each_round(tmp_path):
-    train(make_writer(tmp_path, rounds=3))
-    expected = [fingerprint_of(toy_task(lanes=1, seed=t)) for t in range(3)]
-    assert [row["tasks"] for row in read_table(tmp_path / "fingerprints.csv")] == expected
 
 
 @pytest.mark.filterwarnings("ignore:the test tasks are others than before round 4")
@@ -188,28 +176,17 @@ def test_a_writer_continues_with_all_that_it_had(tmp_path):
     assert other._test_tasks_changed
 
 
-class Wide(Problem):
-    """g = ‖β − λ‖², f = ‖β − y‖², for a λ of any size on a simplex."""
-
-    groups = None
+class Wide(Shrinkage):
+    """Has a λ of any size on a simplex."""
 
     def __init__(self, size):
         self.groups = ParameterGroups(x=OnSimplex(size))
-
-    def inner_loss(self, outer, inner, task, sample=None):
-        return (inner - outer).square().sum(-1)
-
-    def outer_loss(self, outer, inner, task, sample=None):
-        return (inner - task["y"]).square().sum(-1)
-
-    def initial_inner(self, outer, task):
-        return torch.zeros_like(outer)
 
 
 @pytest.mark.parametrize(("size", "rounds", "more"), [(100, [*range(1, 8)], [8, 9]), (101, [3, 6], [9])])
 def test_many_coordinates_are_written_with_the_evaluations_only(size, rounds, more, tmp_path):
     stream = Toy()
-    stream.train = Tasks(lambda t: {"y": torch.eye(size, dtype=F64)[t : t + 1]}, 50)
+    stream.train = Tasks(lambda t: {"x": toy_point(1), "y": toy_point(1, seed=t)}, 50)
     module = train(make_writer(tmp_path, every=3, rounds=7, stream=stream), problem=Wide(size))
     rows = read_table(tmp_path / "outer.csv")
     assert [int(row["round"]) for row in rows] == rounds
@@ -233,37 +210,37 @@ def test_a_signal_in_a_round_ends_the_run_after_it_with_a_checkpoint(tmp_path):
     with pytest.raises(Stopped, match="stopped by SIGINT after round 3"):
         train(writer, callbacks=[raise_signal(signal.SIGINT, 2)])
     assert signal.getsignal(signal.SIGINT) is before
-    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["round-00000003.ckpt"]
+    assert saved_rounds(tmp_path) == [3]
     assert len(read_table(tmp_path / "metrics.csv")) == 3
     assert "  stopped by SIGINT after round 3  round 3 of 7  " in describe_run(writer.run)
 
 
-@pytest.mark.parametrize("callbacks", [[], [EndAfter(2)]], ids=["last round", "ended by a callback"])
-def test_a_signal_in_the_last_round_changes_nothing(callbacks, tmp_path):
-    rounds = 3 if not callbacks else 7
-    writer = make_writer(tmp_path, rounds=rounds)
-    train(writer, callbacks=[raise_signal(signal.SIGTERM, rounds - 1 if not callbacks else 1), *callbacks])
-    assert writer.last_row["round"] == (2 if callbacks else 3)
+@pytest.mark.parametrize("signalled", [None, signal.SIGTERM])
+@pytest.mark.parametrize("ended", [None, 5])
+def test_a_signal_in_the_last_round_changes_nothing(ended, signalled, tmp_path):
+    """A run without test tasks is saved at the same rounds as one with them."""
+    writer, last = make_writer(tmp_path, every=3, rounds=7), ended or 7
+    callbacks = [raise_signal(signalled, last - 1)] if signalled else []
+    train(writer, callbacks=[*callbacks, EndAfter(ended)])
+    assert saved_rounds(tmp_path) == [last - 1, last]
+    assert writer.last_row["round"] == last
+    assert writer.latest == {"loss": []}
 
 
 @pytest.mark.parametrize("finished", [0, 3])
 def test_a_signal_while_a_run_waits_for_a_task_saves_the_finished_rounds(finished, tmp_path):
-    class Waiting(Toy):
-        def __init__(self):
-            self.train = self.wait()
+    def wait():
+        yield from (toy_task(lanes=1, seed=t) for t in range(finished))
+        lines.append(describe_run(writer.run))
+        signal.raise_signal(signal.SIGTERM)
+        yield toy_task(lanes=1)
 
-        def wait(self):
-            yield from (toy_task(lanes=1, seed=t) for t in range(finished))
-            lines.append(describe_run(writer.run))
-            signal.raise_signal(signal.SIGTERM)
-            yield toy_task(lanes=1)
-
-    lines = []
-    writer = make_writer(tmp_path, saves=100, rounds=9, stream=Waiting())
+    lines, stream = [], Toy()
+    stream.train = wait()
+    writer = make_writer(tmp_path, saves=100, rounds=9, stream=stream)
     with pytest.raises(Stopped, match=f"stopped by SIGTERM after round {finished}"):
         train(writer)
-    saved = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
-    assert saved == (["round-00000003.ckpt"] if finished else [])
+    assert saved_rounds(tmp_path) == ([3] if finished else [])
     if finished:
         assert "  waiting for the next task  round 3 of 9  " in lines[0]
 
@@ -276,7 +253,7 @@ def test_a_signal_just_before_a_run_waits_is_not_lost(method, finished, tmp_path
     monkeypatch.setattr(RunWriter, method, lambda *arguments: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped, match=f"stopped by SIGTERM after round {finished}"):
         train(writer)
-    assert len(list_checkpoints(tmp_path / "checkpoints")) == finished
+    assert saved_rounds(tmp_path) == [1] * finished
 
 
 def test_the_signal_of_another_process_ends_this_one_too(tmp_path, monkeypatch):
@@ -307,35 +284,23 @@ def test_a_checkpoint_waits_for_the_validation_of_its_round(saves, tasks, order,
     monitor = L.Callback()
     monitor.on_validation_end = lambda *arguments: events.append("V")
     writer = make_writer(tmp_path, saves=saves, rounds=5)
-    train(
-        writer,
-        callbacks=[monitor],
-        validation=[toy_task(lanes=1, seed=50)] * tasks,
-        limit_val_batches=1.0,
-        val_check_interval=2,
-    )
+    writer.data.validation = [toy_task(lanes=1, seed=50)] * tasks
+    train(writer, callbacks=[monitor], limit_val_batches=1.0, val_check_interval=2)
     assert " ".join(events) == order
 
 
-class Log(CSVLogger):
-    """Logger that remembers every call."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.calls = []
-
-    def log_metrics(self, metrics, step=None):
-        self.calls.append((step, metrics))
-
-
 def test_loggers_get_each_round_in_one_call_with_its_evaluation_and_what_was_spent(tmp_path):
-    logs = [Log(tmp_path / name) for name in "ab"]
+    logs = [CSVLogger(tmp_path / name) for name in "ab"]
+    for log in logs:
+        log.log_metrics = Mock()
     writer = make_writer(tmp_path, [toy_task(lanes=1)], 5, [toy_task(lanes=1, seed=9)], every=3)
     train(writer, logger=logs, log_every_n_steps=2)
-    assert logs[0].calls == logs[1].calls
-    assert [step for step, _ in logs[0].calls] == [2, 3, 4, 5]  # evaluations are logged in any case
+    first, second = (log.log_metrics.call_args_list for log in logs)
+    assert first == second
+    calls = [(call.kwargs["step"], *call.args) for call in first]
+    assert [step for step, _ in calls] == [2, 3, 4, 5]  # evaluations are logged in any case
     rows = read_table(tmp_path / "metrics.csv")
-    for step, metrics in logs[0].calls:
+    for step, metrics in calls:
         row = {name: float(value) for name, value in rows[step - 1].items() if value}
         assert row.items() <= metrics.items()
         spent = sum(int(one["gradients"]) + int(one["products"]) for one in rows[:step])

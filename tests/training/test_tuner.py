@@ -2,7 +2,6 @@
 
 import math
 import random
-from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 
@@ -10,18 +9,19 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from small_runs import QUIET
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from obbo_lightning import OAGD, OBBO, SOBOW, Adam, Hyperparameters, OnlineTuner, OnSimplex, Positive
 from obbo_lightning.core.round import run_round
-from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint
+from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, Unrolled
 from obbo_lightning.problems.module import CurrentWeights
 from obbo_lightning.testing import central_difference
 from obbo_lightning.training.tuner import ValidationBatches, _sgd_lr
 
-F64 = torch.float64
+F64, BATCH = torch.float64, torch.full((4,), 2.0)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec"),
@@ -68,27 +68,24 @@ class Sources(L.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 5)]
 
 
-def batches(count=12, seed=0):
-    """Return labelled rows of two sources; the labels of source 1 have the wrong sign."""
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(count * 8, 4, generator=g)
+def loader(count=12):
+    """Return batches of labelled rows of two sources; the labels of source 1 have the wrong sign."""
+    x = torch.randn(count * 8, 4, generator=torch.Generator().manual_seed(0))
     source = torch.arange(count * 8) % 2
-    y = x.sum(-1) * (1 - 2 * source)
-    return x, y, source
+    return DataLoader(TensorDataset(x, x.sum(-1) * (1 - 2 * source), source), batch_size=8, shuffle=True)
 
 
-def loader(count=12, shuffle=False):
-    return DataLoader(TensorDataset(*batches(count)), batch_size=8, shuffle=shuffle)
-
-
-def clean_loader(shuffle=True):
+def clean_loader():
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
-    return DataLoader(TensorDataset(x, x.sum(-1)), batch_size=10, shuffle=shuffle)
+    return DataLoader(TensorDataset(x, x.sum(-1)), batch_size=10, shuffle=True)
 
 
 def fit(module, tuner=None, count=12, path=None, **more):
+    if path is None:  # a resumed training continues with the random numbers of the one before it
+        torch.manual_seed(3)
+        random.seed(3)
     trainer = L.Trainer(**{**QUIET, **more}, callbacks=[] if tuner is None else [tuner])
-    trainer.fit(module, loader(count, shuffle=True), ckpt_path=path)
+    trainer.fit(module, loader(count), ckpt_path=path)
     return trainer
 
 
@@ -100,14 +97,9 @@ def make_still_tuner(every=2):
 
 @pytest.mark.parametrize(("manual", "accumulate"), [(False, 1), (True, 1), (False, 3)])
 def test_training_is_unchanged_bit_for_bit_where_no_value_moves(manual, accumulate):
-    plain, tuned = Sources(manual), Sources(manual)
-    torch.manual_seed(3)
-    random.seed(3)
+    plain, tuned, tuner = Sources(manual), Sources(manual), make_still_tuner()
     fit(plain, accumulate_grad_batches=accumulate)
     after = torch.get_rng_state(), random.random()
-    torch.manual_seed(3)
-    random.seed(3)
-    tuner = make_still_tuner()
     fit(tuned, tuner, accumulate_grad_batches=accumulate)
     assert tuner.steps == 6
     for name, value in plain.state_dict().items():
@@ -119,7 +111,6 @@ def test_training_is_unchanged_bit_for_bit_where_no_value_moves(manual, accumula
 
 def test_the_wrong_source_loses_its_weight_and_training_uses_it():
     module, tuner = Sources(), OnlineTuner(clean_loader(), every=1)
-    torch.manual_seed(3)
     fit(module, tuner, count=100)
     assert module.seen[0] == 0.5
     assert sum(module.seen[-50:]) / 50 > 0.9
@@ -192,63 +183,42 @@ def test_the_hypergradient_is_that_of_central_differences(estimator):
 
 @pytest.mark.parametrize("algorithm", [None, SOBOW(lr="auto", window=2), OAGD(lr="auto", window=3), Adam(lr="auto")])
 def test_a_resumed_training_equals_the_undisturbed_one(tmp_path, algorithm):
-    def tuner():
-        return OnlineTuner(clean_loader(), every=2, algorithm=algorithm)
-
-    whole = Sources()
-    torch.manual_seed(3)
-    fit(whole, tuner(), max_epochs=2)
-    first = Sources()
-    torch.manual_seed(3)
-    trainer = fit(first, tuner())
+    whole, first, again = Sources(), Sources(), Sources()
+    tuners = [OnlineTuner(clean_loader(), every=2, algorithm=algorithm) for _ in range(3)]
+    fit(whole, tuners[0], max_epochs=2)
+    trainer = fit(first, tuners[1])
     trainer.save_checkpoint(tmp_path / "half.ckpt")
-    state = torch.get_rng_state()
-    again = Sources()
-    torch.set_rng_state(state)
-    resumed = tuner()
-    fit(again, resumed, max_epochs=2, path=tmp_path / "half.ckpt")
-    assert resumed.steps == 12
+    fit(again, tuners[2], max_epochs=2, path=tmp_path / "half.ckpt")
+    assert tuners[2].steps == 12
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
 
 
 def test_validation_batches_are_cycled_and_shuffled_by_their_seed():
     source = DataLoader(torch.arange(10), batch_size=4, shuffle=True)
-    taken = ValidationBatches(source, seed=5)
+    taken, other = ValidationBatches(source, seed=5), ValidationBatches(source, seed=6)
     seen = [taken.take().tolist() for _ in range(7)]
     assert sorted(chain(*seen[:3])) == sorted(chain(*seen[3:6])) == list(range(10))
     assert seen[:3] != seen[3:6]
-    other = ValidationBatches(source, seed=6)
     assert [other.take().tolist() for _ in range(3)] != seen[:3]
-
-
-def test_a_function_may_return_validation_batches():
-    taken = ValidationBatches(lambda n: n)
-    assert [taken.take() for _ in range(3)] == [0, 1, 2]
-    again = ValidationBatches(lambda n: n)
-    again.load_state_dict(taken.state_dict())
-    assert again.take() == 3
+    returned = ValidationBatches(lambda n: n)
+    assert [returned.take() for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="validation must have at least one batch, got none"):
         ValidationBatches([]).take()
-    with pytest.raises(ValueError, match="validation must be a loader or a function that returns a batch, got 3"):
-        ValidationBatches(3)
 
 
 def test_a_plain_loop_and_a_trainer_give_the_same_values():
     module, tuner = Sources(), OnlineTuner(clean_loader(), every=2)
-    torch.manual_seed(3)
     fit(module, tuner, deterministic=True)
-    plain, plain_tuner = Sources(), OnlineTuner(every=2)
+    plain, plain_tuner, validation = Sources(), OnlineTuner(every=2), ValidationBatches(clean_loader())
+    (optimizer,), _ = plain.configure_optimizers()
     torch.manual_seed(3)
-    (optimizer,), (scheduler,) = plain.configure_optimizers()
-    validation = ValidationBatches(clean_loader())
-    for i, batch in enumerate(loader(shuffle=True)):
+    for i, batch in enumerate(loader()):
         optimizer.zero_grad()
         plain.training_loss(batch, plain.hyper).backward()
         optimizer.step()
         if i % 2:
             plain_tuner.step(plain, batch, validation.take(), lr=optimizer.param_groups[0]["lr"])
-    scheduler.step()
     assert torch.equal(plain.hyper.outer, module.hyper.outer)
     assert not torch.equal(plain.hyper.outer, Sources().hyper.outer)
 
@@ -258,25 +228,34 @@ def test_bfloat16_training_has_hyperparameters_in_single_precision():
     fit(module, tuner, count=4, precision="bf16-true")
     assert module.net[0].weight.dtype == torch.bfloat16
     assert module.hyper.outer.dtype == torch.float32
-    assert module.hyper.half().outer.dtype == torch.float32
-    assert module.hyper.double().outer.dtype == torch.float64
     assert tuner.steps == 2
 
 
-def test_values_are_logged_and_the_cost_is_reported(tmp_path, caplog):
-    from lightning.pytorch.loggers import CSVLogger
-
-    tuner = OnlineTuner(clean_loader(), every=2)
-    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):  # a run before may have raised it
-        logger = CSVLogger(tmp_path)
-        fit(Sources(), tuner, logger=logger, log_every_n_steps=4)
+def test_values_are_logged_and_the_cost_is_reported(tmp_path, monkeypatch):
+    reports = []
+    monkeypatch.setattr("obbo_lightning.training.tuner.rank_zero_info", reports.append)
+    fit(Sources(), OnlineTuner(clean_loader(), every=2), logger=CSVLogger(tmp_path), log_every_n_steps=4)
     rows = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()
-    header = rows[0].split(",")
-    assert {"hyper/sources[0]", "hyper/decay", "tuner/validation_loss", "tuner/lr/sources"} <= set(header)
+    expected = {"hyper/sources[0]", "hyper/decay", "tuner/validation_loss", "tuner/lr/sources"}
+    assert expected <= set(rows[0].split(","))
     assert len(rows) == 1 + 4  # steps 2, 4, 8, 12
-    reports = [r.message for r in caplog.records if "OnlineTuner" in r.message]
-    assert len(reports) == 1
-    assert "6 outer steps, one every 2 batches; training took " in reports[0]
+    (report,) = reports
+    assert "6 outer steps, one every 2 batches; training took " in report
+
+
+class OneUnused(nn.Module):
+    """Uses one of its two values."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.hyper = Hyperparameters(used=Positive(0.5), unused=Positive(0.5))
+
+    def training_loss(self, batch, hyper):
+        return (self.weight - batch).square().mean() + hyper["used"] * self.weight.square().sum()
+
+    def validation_loss(self, batch, hyper):
+        return (self.weight - batch).square().mean()
 
 
 class NoLosses(L.LightningModule):
@@ -287,22 +266,22 @@ class NoLosses(L.LightningModule):
             setattr(self, f"hyper{i}", Hyperparameters(decay=Positive(1.0)))
 
 
-def test_a_module_that_cannot_be_tuned_is_refused_in_one_line():
-    for count in (0, 2):
-        with pytest.raises(ValueError, match=f"the module must have one Hyperparameters, .* got {count}"):
-            OnlineTuner().step(NoLosses(count), None)
-    with pytest.raises(
-        ValueError, match=r"training_loss must be given, or be a method training_loss\(batch, hyper\) of"
-    ):
-        OnlineTuner().step(NoLosses(1), None)
-    with pytest.raises(ValueError, match="every must be an integer of at least 1, got 0"):
-        OnlineTuner(every=0)
-    with pytest.raises(ValueError, match="algorithm must be an instance of Algorithm"):
-        OnlineTuner(algorithm="obbo")
-    from obbo_lightning.hypergradients import Unrolled
-
-    with pytest.raises(ValueError, match="hypergradient 'Unrolled' needs steps of GradientDescent as inner"):
-        OnlineTuner(algorithm=OBBO(hypergradient=Unrolled())).step(Ridge(), make_rows(), make_rows()[:2])
+@pytest.mark.parametrize(
+    ("message", "options", "module"),
+    [
+        ("the module must have one Hyperparameters, .* got 0", {}, NoLosses(0)),
+        ("the module must have one Hyperparameters, .* got 2", {}, NoLosses(2)),
+        (r"training_loss must be given, or be a method training_loss\(batch, hyper\) of", {}, NoLosses(1)),
+        ("needs steps of GradientDescent as inner", {"algorithm": OBBO(hypergradient=Unrolled())}, OneUnused()),
+        ("every must be an integer of at least 1, got 0", {"every": 0}, None),
+        ("algorithm must be an instance of Algorithm", {"algorithm": "obbo"}, None),
+        (r"scale must be the algorithm's own .* got 0\.1 beside it", {"algorithm": OBBO(), "scale": 0.1}, None),
+        ("validation must be a loader or a function that returns a batch, got 3", {"validation": 3}, None),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_in_one_line(message, options, module):
+    with pytest.raises(ValueError, match=message):
+        OnlineTuner(**options).step(module, BATCH)
 
 
 def test_a_batch_that_is_not_finite_is_skipped_or_raised():
@@ -316,27 +295,7 @@ def test_a_batch_that_is_not_finite_is_skipped_or_raised():
         OnlineTuner(on_nonfinite="raise").step(model, bad, make_rows()[:2])
 
 
-BATCH = torch.full((4,), 2.0)
-
-
-class OneUnused(nn.Module):
-    """Uses one of its two values, and records in which mode each loss is computed."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight, self.seen = nn.Parameter(torch.ones(1)), {"training": set(), "validation": set()}
-        self.hyper = Hyperparameters(used=Positive(0.5), unused=Positive(0.5))
-
-    def training_loss(self, batch, hyper):
-        self.seen["training"].add(self.training)
-        return (self.weight - batch).square().mean() + hyper["used"] * self.weight.square().sum()
-
-    def validation_loss(self, batch, hyper):
-        self.seen["validation"].add(self.training)
-        return (self.weight - batch).square().mean()
-
-
-def test_an_unused_value_is_named_once_after_three_steps_and_each_loss_has_its_mode():
+def test_an_unused_value_is_named_once_after_three_steps():
     tuner, module = OnlineTuner(), OneUnused()
     for _ in range(2):
         tuner.step(module, BATCH)
@@ -345,11 +304,9 @@ def test_an_unused_value_is_named_once_after_three_steps_and_each_loss_has_its_m
     tuner.step(module, BATCH)
     assert module.hyper["unused"] == 0.5
     assert module.hyper["used"] != 0.5
-    assert module.seen == {"training": {True}, "validation": {False}}
-    assert module.training
 
 
-def test_a_smaller_scale_makes_smaller_steps_and_an_algorithm_has_its_own():
+def test_a_smaller_scale_makes_smaller_steps():
     changes = []
     for scale in (None, 0.03):
         module = OneUnused()
@@ -357,8 +314,6 @@ def test_a_smaller_scale_makes_smaller_steps_and_an_algorithm_has_its_own():
         changes.append(math.log(float(module.hyper["used"]) / 0.5))
     assert changes[0] == pytest.approx(10 * changes[1], rel=1e-4)
     assert abs(changes[0]) == pytest.approx(0.3, rel=1e-4)
-    with pytest.raises(ValueError, match=r"scale must be the algorithm's own where one is given, got 0\.1 beside it"):
-        OnlineTuner(algorithm=OBBO(window=1), scale=0.1)
 
 
 def test_a_given_step_of_the_fixed_point_replaces_that_of_the_optimizer(monkeypatch):
@@ -474,8 +429,12 @@ def test_a_validation_batch_is_moved_to_the_device_and_loggers_get_at_most_100_v
     for size, named in ((100, 100), (101, 0)):
         module = OneUnused()
         module.hyper = Hyperparameters(pull=OnSimplex(size))
-        training, validation = (partial(_weighted_loss, validation=flag) for flag in (False, True))
-        tuner = OnlineTuner([torch.zeros(4)], every=1, training_loss=training, validation_loss=validation)
+        tuner = OnlineTuner(
+            [torch.zeros(4)],
+            every=1,
+            training_loss=lambda module, batch, hyper: module.weight.sum() * hyper["pull"][0],
+            validation_loss=OneUnused.validation_loss,
+        )
         tuner.on_train_batch_end(trainer, module, None, BATCH, 0)
         (step, numbers), other = logged[-2:]
         assert (step, numbers) == other
@@ -483,11 +442,6 @@ def test_a_validation_batch_is_moved_to_the_device_and_loggers_get_at_most_100_v
         assert len([name for name in numbers if name.startswith("hyper/pull[")]) == named
         assert numbers["tuner/validation_loss"] == 0.0  # the weight is 1, and so is the batch that was moved
     assert len(moved) == 2
-
-
-def _weighted_loss(module, batch, hyper, validation):
-    fit = (module.weight - batch).square().mean()
-    return fit if validation else fit + (hyper["pull"] * torch.arange(len(hyper["pull"]))).sum() * module.weight.sum()
 
 
 class RandomExamples(Dataset):

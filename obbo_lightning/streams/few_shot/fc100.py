@@ -16,7 +16,7 @@ from obbo_lightning.streams.few_shot.stream import FewShotStream
 from obbo_lightning.streams.fingerprints import sha256_of
 from obbo_lightning.streams.readers import read_npz
 
-# of class 0, 1, …, 99; a is superclass 0
+# The letter at index c is the superclass of class c: a is 0, b is 1, …
 LETTERS = "eboiaghhsddojshldjhlglfkhgnpdpalbkmoqjlfftiipnorskqerecaresrkdcmmqmbjtckabqmjnpnqtcegtffitsbcpgarion"
 SUPERCLASS = np.array([ord(letter) - ord("a") for letter in LETTERS])
 SUPERCLASSES = {

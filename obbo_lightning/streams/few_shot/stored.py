@@ -61,8 +61,6 @@ class PixelScaler:
         return {
             "kind": "images",
             "shape": list(shape),
-            "square": "the largest one in the middle",
-            "scaled": "bilinear",
             "mean": list(self.mean),
             "deviation": list(self.deviation),
             "trained_on": list(trained_on),

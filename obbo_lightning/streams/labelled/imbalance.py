@@ -1,4 +1,4 @@
-"""Classes with different frequencies, which change from phase to phase."""
+"""Stream with imbalanced classes, whose frequencies change from phase to phase."""
 
 import math
 

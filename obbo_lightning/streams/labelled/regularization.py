@@ -1,4 +1,4 @@
-"""Small training sets, one after the other, with other classes and with more or fewer wrong labels."""
+"""Stream for learning weight decay and label smoothing: class frequencies and label noise change between phases."""
 
 import itertools
 import math

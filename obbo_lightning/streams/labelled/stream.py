@@ -25,7 +25,7 @@ from obbo_lightning.streams.readers import read_npz, require_file, require_image
 from obbo_lightning.streams.stream import Stream, Tasks
 
 POOLS = ("train", "validation", "test")
-FRACTION = 10  # one of so many examples validates; where the file names no test examples, one of so many tests
+FRACTION = 10  # every tenth example is for validation; another tenth for tests, where the file names none
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,12 @@ from obbo_lightning.streams.few_shot import fc100
 REAL = Path(__file__).parents[4] / "shared" / "data"
 
 
-def small_data(per_class=12):
-    rng = np.random.default_rng(0)
-    fine = np.repeat(np.arange(100), per_class).astype(np.uint8)
-    is_test = np.tile((np.arange(per_class) >= per_class - 2).astype(np.uint8), 100)
-    images = rng.integers(0, 256, (len(fine), 32, 32, 3), dtype=np.uint8)
-    return fc100.Cifar100(images, fine, is_test, np.array([f"fine{i}" for i in range(100)]))
-
-
 @pytest.fixture
 def data(monkeypatch):
-    """Small data with their checksum; class c belongs to superclass c // 5."""
-    data = small_data()
+    """Twelve images of each class, with their checksum; class c belongs to superclass c // 5."""
+    fine, is_test = np.repeat(np.arange(100, dtype=np.uint8), 12), np.tile(np.arange(12) >= 10, 100).astype(np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (1200, 32, 32, 3), dtype=np.uint8)
+    data = fc100.Cifar100(images, fine, is_test, np.array([f"fine{i}" for i in range(100)]))
     monkeypatch.setattr(fc100, "SUPERCLASS", np.arange(100) // 5)
     monkeypatch.setattr(fc100, "CHECKSUM", fc100.checksum(data))
     fc100.load_cifar100.cache_clear()
@@ -49,9 +43,8 @@ def test_splits_are_those_of_fc100_and_do_not_overlap(root):
     assert [len(getattr(stream, name)) for name in classes] == [20_000, 600, 600]
 
 
-def test_images_of_a_task_are_distinct_and_belong_to_their_classes(root):
+def test_images_of_a_task_are_distinct_and_belong_to_their_classes(root, data):
     stream = fc100.FC100Stream(str(root))
-    data = fc100.load_cifar100(root)
     names = {image.tobytes(): int(label) for image, label in zip(data.images, data.fine_labels, strict=True)}
     task = stream.train[7]
     mean, deviation = (torch.tensor(x).reshape(3, 1, 1) for x in (fc100.SCALER.mean, fc100.SCALER.deviation))
@@ -67,21 +60,14 @@ def test_images_of_a_task_are_distinct_and_belong_to_their_classes(root):
     assert set().union(*by_label.values()) <= set(stream.train.classes.tolist())
 
 
-def write_pickles(root, data):
-    folder = root / "cifar-100-python"
+def test_pickles_of_torchvision_are_read_if_their_md5_is_known(data, tmp_path, monkeypatch, refusal):
+    folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     for name, flag in (("train", 0), ("test", 1)):
         rows = data.is_test == flag
-        content = {
-            "data": data.images[rows].transpose(0, 3, 1, 2).reshape(rows.sum(), -1),
-            "fine_labels": data.fine_labels[rows].tolist(),
-        }
-        (folder / name).write_bytes(pickle.dumps(content))
+        pixels = data.images[rows].transpose(0, 3, 1, 2).reshape(rows.sum(), -1)
+        (folder / name).write_bytes(pickle.dumps({"data": pixels, "fine_labels": data.fine_labels[rows].tolist()}))
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": data.fine_names.tolist()}))
-
-
-def test_pickles_of_torchvision_are_read_if_their_md5_is_known(data, tmp_path, monkeypatch, refusal):
-    write_pickles(tmp_path, data)
     with monkeypatch.context() as patched:
         patched.setattr("torchvision.datasets.cifar.download_and_extract_archive", lambda *given, **options: None)
         patched.setattr("pickle.load", lambda *given, **options: pytest.fail("unpickled"))
@@ -103,38 +89,34 @@ def test_missing_data_without_network_are_explained(tmp_path, monkeypatch, refus
     assert all(way in message for way in ("cifar100.npz", "cifar-100-python", "download"))
 
 
-def broken(data, **changes):
-    return {**data._asdict(), **changes}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: broken(d, images=d.images[:, :16]), "[1200, 16, 32, 3]"),
-        (lambda d: broken(d, images=d.images.reshape(1200, -1)), "[1200, 3072]"),
-        (lambda d: broken(d, images=d.images.astype(np.int32)), "[1200, 32, 32, 3]"),
-        (lambda d: broken(d, images=np.uint8(3)), "none… and []"),
-        (lambda d: broken(d, fine_labels=d.fine_labels.astype(str)), "none… and"),
-        (lambda d: broken(d, fine_labels=d.fine_labels[:-1]), "none… and"),
-        (lambda d: broken(d, fine_labels=d.fine_labels + 1), "none… and"),
-        (lambda d: broken(d, is_test=1 - d.is_test), "[1200, 32, 32, 3]"),
-        (lambda d: broken(d, images=d.images // 2), "[1200, 32, 32, 3]"),
+        (lambda d: {"images": d.images[:, :16]}, "[1200, 16, 32, 3]"),
+        (lambda d: {"images": d.images.reshape(1200, -1)}, "[1200, 3072]"),
+        (lambda d: {"images": d.images.astype(np.int32)}, "[1200, 32, 32, 3]"),
+        (lambda d: {"images": np.uint8(3)}, "none… and []"),
+        (lambda d: {"fine_labels": d.fine_labels.astype(str)}, "none… and"),
+        (lambda d: {"fine_labels": d.fine_labels[:-1]}, "none… and"),
+        (lambda d: {"fine_labels": d.fine_labels + 1}, "none… and"),
+        (lambda d: {"is_test": 1 - d.is_test}, "[1200, 32, 32, 3]"),
+        (lambda d: {"images": d.images // 2}, "[1200, 32, 32, 3]"),
     ],
 )
-def test_files_that_are_not_cifar100_are_refused(root, change, message, refusal):
-    np.savez_compressed(root / "cifar100.npz", **change(small_data()))
+def test_files_that_are_not_cifar100_are_refused(root, data, change, message, refusal):
+    np.savez_compressed(root / "cifar100.npz", **data._asdict() | change(data))
     error = refusal("--data", "fc100", "--data.root", root)
     assert "cifar100.npz must be CIFAR-100 with the checksum" in error
     assert message in error
 
 
-def test_truncated_files_missing_arrays_and_too_many_shots_are_refused(root, refusal):
+def test_truncated_files_missing_arrays_and_too_many_shots_are_refused(root, data, refusal):
     file, flags = root / "cifar100.npz", ["--data", "fc100", "--data.root", root]
     content = file.read_bytes()
     for keep in (0, 100, 50_000):
         file.write_bytes(content[:keep])
         assert "cannot be read as an npz file" in refusal(*flags)
-    np.savez_compressed(file, images=small_data().images)
+    np.savez_compressed(file, images=data.images)
     assert "cifar100.npz must hold images, fine_labels, " in refusal(*flags)
     file.write_bytes(content)
     error = refusal(*flags, "--data.shots", 10)

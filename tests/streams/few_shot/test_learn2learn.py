@@ -67,15 +67,14 @@ def test_tasks_of_a_taskset_are_indexed(stream):
 
 
 def test_drawing_a_task_leaves_the_global_generators_unchanged(stream):
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002
-    torch.manual_seed(0)
-    expected = random.random(), np.random.rand(), torch.rand(1)  # noqa: NPY002
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002
-    torch.manual_seed(0)
-    stream.train[0]
-    assert (random.random(), np.random.rand(), torch.rand(1)) == expected  # noqa: NPY002
+    found = []
+    for get_task in (lambda: None, lambda: stream.train[0]):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        get_task()
+        found.append((random.random(), np.random.rand(), float(torch.rand(1))))  # noqa: NPY002
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,16 +1,14 @@
 """Few-shot tasks from generated images."""
 
+import pytest
 import torch
 
 from obbo_lightning.streams import SyntheticStream
 
 
-def test_task_has_its_shapes_and_no_image_twice():
+def test_no_image_is_twice_in_a_task_and_all_are_standardised():
     stream = SyntheticStream(image_size=16, ways=3, shots=2, queries=3)
     task = stream.train[0]
-    assert task["support"].shape == (6, 3, 16, 16)
-    assert task["query"].shape == (9, 3, 16, 16)
-    assert task["support_labels"].tolist() == [0, 0, 1, 1, 2, 2]
     images = torch.cat([task["support"], task["query"]]).flatten(1)
     assert len({tuple(image.tolist()) for image in images}) == 15
     assert abs(float(images.mean())) < 1
@@ -19,11 +17,19 @@ def test_task_has_its_shapes_and_no_image_twice():
     assert stream.inputs()["deviation"] == [1 / 3] * 3
 
 
-def test_splits_are_60_20_20_classes_with_disjoint_superclasses():
-    stream = SyntheticStream()
-    classes = [set(s.classes.tolist()) for s in (stream.train, stream.validation, stream.test)]
-    assert [len(c) for c in classes] == [60, 20, 20]
-    superclasses = [{c // 5 for c in chosen} for chosen in classes]
-    assert [len(s) for s in superclasses] == [12, 4, 4]
-    assert len(set.union(*superclasses)) == 20
-    assert [len(s) for s in (stream.train, stream.validation, stream.test)] == [20_000, 600, 600]
+class Numbered:
+    """Source whose images hold the number of their class."""
+
+    def draw(self, classes, generator):
+        return classes.float().reshape(-1, 1, 1, 1).expand(-1, 3, 16, 16)
+
+
+@pytest.mark.parametrize("order", ["iid", "drift"])
+def test_tasks_have_classes_of_their_own_split(order):
+    stream = SyntheticStream(order=order, image_size=16)
+    for split, outlines in {"train": [0, 2, 4], "validation": [3], "test": [1]}.items():
+        tasks = getattr(stream, split)
+        assert tasks.classes.tolist() == [c for c in range(100) if c // 5 % 5 in outlines]  # 60, 20 and 20
+        tasks.source = Numbered()
+        seen = {int(c) for t in range(40) for c in tasks[t]["query"][:, 0, 0, 0].tolist()}
+        assert sorted({c // 5 % 5 for c in seen}) == outlines

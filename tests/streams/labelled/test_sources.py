@@ -53,20 +53,6 @@ def test_wrong_sources_give_labels_of_their_kind(errors):
         assert agreed_in[0] == agreed_in[5] != agreed_in[10]
 
 
-def test_training_validation_and_test_examples_are_of_their_pools():
-    stream = small()
-    pools = {p: {tuple(x) for x in stream.data.take(stream.data.pools[p])[0].tolist()} for p in stream.data.pools}
-    tasks = [stream.train[t] for t in (0, 7)]
-    for task in tasks:
-        for name in ("train", "validation", "test"):
-            assert {tuple(x) for x in task[f"{name}_x"].tolist()} <= pools[name]
-        assert [len(task[f"{name}_y"]) for name in ("train", "validation", "test")] == [200, 8, 9]
-    assert torch.equal(tasks[0]["validation_x"], tasks[1]["validation_x"])
-    assert not torch.equal(tasks[0]["test_x"], tasks[1]["test_x"])
-    assert stream.task_spec() == {"sources": 4, "ways": 10, "shape": (20,)}
-    assert len(stream.train) == 1_000_000
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
