@@ -14,6 +14,7 @@ from obbo_lightning import __version__
 from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.threads import bound_spinning
 
+NEWEST_RUN = "a run directory, or a folder above: its newest run"
 MAX_MESSAGE = 2000  # characters; a message may quote a whole file
 # Commands, and the functions of this package that run them.
 COMMANDS = {
@@ -82,12 +83,12 @@ def make_parser() -> argparse.ArgumentParser:
     for name in ("validate", "test"):
         what = "validation" if name == "validate" else "test"
         add = command(name, f"evaluate a run on {what} tasks", "runs/default/obbo-20261116-120000 --tasks 40")
-        _add_run(add, "directory")
+        add("directory", type=Path, metavar="RUN_DIR", help=NEWEST_RUN)
         add("--tasks", type=int, metavar="N", help="number of tasks (default: the run's)")
         _add_checkpoint(add)
 
     add = command("export", "export what a run has learned", "runs/default/obbo-20261116-120000 export")
-    _add_run(add, "run")
+    add("run", type=Path, metavar="RUN_DIR", help=NEWEST_RUN)
     add("out", type=Path, metavar="OUT", help="folder to make")
     add("--format", default="safetensors", dest="kind", metavar="FORMAT", help="safetensors, or onnx in addition")
     _add_checkpoint(add)
@@ -134,10 +135,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--dry_run", action="store_true", help="write what would be sent to a file")
     add("--output", type=Path, default=Path("dashboard.json"), metavar="FILE", help="file of --dry_run")
     return parser
-
-
-def _add_run(add: Any, name: str) -> None:
-    add(name, type=Path, metavar="RUN_DIR", help="a run directory, or a folder above: its newest run")
 
 
 def _add_checkpoint(add: Any) -> None:

@@ -195,10 +195,9 @@ def read_yaml(path: Path) -> Config:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"config file {path} must have at most {MAX_BYTES} bytes, got {path.stat().st_size}")
         text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"config file {path} is not a text file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise ConfigError(f"config file {path} cannot be read: {reason}") from None
     found = parse_yaml(text, f"config file {path}")
     if not isinstance(found, dict | None):
         raise ConfigError(f"config file {path} must hold keys and values, got {type(found).__name__}")

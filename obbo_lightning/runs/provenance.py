@@ -56,6 +56,7 @@ class Provenance(NamedTuple):
     sources: dict[str, str]  # digests of the data that tasks are made from, by name
     tables: dict[str, TableMark]
     closing: dict[str, str]  # SHA-256 of the files that a run writes at its end
+    format: int = FORMAT
 
     @classmethod
     def start(cls, run: RunDirectory, config: Config, sources: dict[str, str]) -> "Provenance":
@@ -73,7 +74,7 @@ class Provenance(NamedTuple):
 
     def write(self, run: RunDirectory) -> "Provenance":
         """Write provenance.json with a checksum of its own; returns it."""
-        content = self.as_dict()
+        content = self._asdict()
         checksum = sha256_of(json.dumps(content, sort_keys=True))
         write_atomically(run.provenance, json.dumps({**content, "sha256": checksum}, indent=1) + "\n")
         return self
@@ -86,10 +87,6 @@ class Provenance(NamedTuple):
         closing[run.summary.name] = sha256_of(text)
         self._replace(tables={t.path.name: t.mark() for t in tables}, closing=closing).write(run)
         write_atomically(run.summary, text)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON and for checkpoints."""
-        return {"format": FORMAT, **self._asdict()}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], path: Path) -> "Provenance":

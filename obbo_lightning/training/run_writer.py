@@ -252,7 +252,7 @@ class RunWriter(Checkpoint):
                 tables={table.path.name: table.mark() for table in self.tables},
                 replaced={},
             ).write(self.run)
-            checkpoint["provenance"] = self._provenance.as_dict()
+            checkpoint["provenance"] = self._provenance._asdict()
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Save a run that is stopped while it waits for a task; close the tables, which Lightning does not do."""
