@@ -21,16 +21,17 @@ from .core.parameter_groups import (
 )
 from .core.problem import Problem as Problem, Task as Task
 from .core.round import Round as Round, online as online, run_round as run_round
+from .experiments.report import plot_comparison as plot_comparison
 from .inference.model import load_model as load_model
 from .inference.predictions import predict_rows as predict_rows
 from .networks.flat import Weights as Weights
 from .networks.hyperparameters import Hyperparameters as Hyperparameters
-from .plots import plot_comparison as plot_comparison, plot_run as plot_run, plot_weights as plot_weights
 from .problems.few_shot import FewShot as FewShot
 from .problems.forgetting import Forgetting as Forgetting
 from .problems.module import ModuleProblem as ModuleProblem
 from .problems.quadratic import Quadratic as Quadratic
 from .problems.spline import SmoothingSpline as SmoothingSpline
+from .runs.figures import plot_run as plot_run, plot_weights as plot_weights
 from .streams.stream import Metric as Metric, Stream as Stream, Tasks as Tasks
 from .training.checkpoints import ExactCheckpoints as ExactCheckpoints
 from .training.datamodule import StreamDataModule as StreamDataModule

@@ -1,6 +1,8 @@
 """Number of threads of a process, and a bound on how long they spin, which must be set before torch is imported."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -57,26 +59,11 @@ def _initial_torch_threads() -> int:
     return torch.get_num_threads()
 
 
-def _quotas() -> list[float]:
-    """Return the CPU quotas, in cores, of the control groups of this process, where Linux limits them."""
-    try:
-        lines = OWN_CGROUPS.read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for _, controllers, place in (line.split(":", 2) for line in lines):  # version 2 has no list of controllers
-        here = CGROUPS / controllers / place.strip("/")
-        found += [quota for folder in (here, *here.parents) if (quota := _quota(folder)) is not None]
-    return found
-
-
-def _quota(folder: Path) -> float | None:
-    """Return the quota of one control group (version 2 or 1); None where there is no limit."""
-    try:
-        if (folder / "cpu.max").is_file():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-        return float(quota) / float(period) if quota not in ("max", "-1") else None
-    except (OSError, ValueError):
-        return None
+def _quotas() -> Iterator[float]:
+    """Yield the CPU quotas, in cores, of the control groups (version 2) of this process, where Linux limits them."""
+    with contextlib.suppress(OSError, ValueError):
+        here = CGROUPS / OWN_CGROUPS.read_text().partition("0::/")[2].strip()
+        for file in (folder / "cpu.max" for folder in (here, *here.parents)):
+            quota, period = file.read_text().split() if file.is_file() else ("max", "")
+            if quota != "max":
+                yield float(quota) / float(period)

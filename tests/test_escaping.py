@@ -4,6 +4,7 @@ import csv
 import io
 import warnings
 
+import numpy as np
 import polars as pl
 import pytest
 from rich.table import Table as RichTable
@@ -63,7 +64,7 @@ def test_control_characters_are_escaped_wherever_text_is_printed(monkeypatch):
 
 def test_figures_of_runs_print_dollar_signs(tmp_path):
     names = ("round", "loss", "test_loss", "test_loss_se", "regret/euclidean", "regret/exact")
-    rounds = {name: [1.0, 2.0] for name in names}
+    rounds = {name: np.array([1.0, 2.0]) for name in names}
     assert draw_figures(tmp_path, rounds, "loss", 1.0, NOT_TYPESETTABLE, {NOT_TYPESETTABLE: [1.0, 1.0]})
 
 

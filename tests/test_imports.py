@@ -18,7 +18,7 @@ ORDER = (
     *("escaping", "threads", "core"),
     *("geometry", "domains", "regularizers", "hypergradients", "solvers", "metrics"),
     *("networks", "problems", "algorithms", "streams", "testing"),
-    *("config", "runs", "training", "inference", "experiments", "plots", "cli"),
+    *("config", "runs", "training", "inference", "experiments", "cli"),
 )
 NAMESPACES = ("geometry", "domains", "regularizers", "hypergradients", "solvers", "networks", "streams", "testing")
 

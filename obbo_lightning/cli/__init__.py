@@ -1,7 +1,7 @@
-"""The command line: one file per command, imported when it is used; every error is one line."""
+"""The command line: commands are imported when they are used; every error is one line."""
 
 import argparse
-import importlib
+import pkgutil
 import shlex
 import sys
 import traceback
@@ -10,33 +10,29 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from obbo_lightning import __version__
 from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.threads import bound_spinning
 
+NEWEST_RUN = "a run directory, or a folder above: its newest run"
 MAX_MESSAGE = 2000  # characters; a message may quote a whole file
-# Commands and the modules of this package that run them.
+# Commands, and the functions of this package that run them.
 COMMANDS = {
-    "fit": "fit",
-    "resume": "resume",
-    "watch": "watch",
-    "validate": "evaluate",
-    "test": "evaluate",
-    "export": "export",
-    "predict": "predict",
-    "compare": "compare",
-    "tune": "compare",
-    "report": "report",
-    "dashboard": "dashboard",
+    "fit": "fit:fit",
+    "resume": "fit:resume",
+    "watch": "watch:run",
+    "validate": "evaluate:run",
+    "test": "evaluate:run",
+    "export": "predict:export",
+    "predict": "predict:predict",
+    "compare": "compare:run",
+    "tune": "compare:run",
+    "report": "report:run",
+    "dashboard": "dashboard:run",
 }
 OVERRIDES = ("fit", "resume", "compare", "tune")  # commands that take configuration keys: --KEY VALUE
-READERS = (
-    "resume",
-    "validate",
-    "test",
-    "export",
-    "predict",
-    "report",
-)  # commands that read what others may have written
+# Commands that read what others may have written.
+READERS = ("resume", "validate", "test", "export", "predict", "report")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,19 +45,17 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = _Parser(prog="obbo", description="Online bilevel optimization with Bregman geometry.", allow_abbrev=False)
-    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("--version", action="version", version=__version__, help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
 
     def command(name: str, about: str, example: str, more: str = "") -> Any:
-        epilog = f"{more}\n\nexample: obbo {name} {example}".lstrip()
-        layout = argparse.RawDescriptionHelpFormatter
         added = commands.add_parser(
             name,
             help=about,
             description=f"{about[0].upper()}{about[1:]}.",
-            epilog=epilog,
+            epilog=f"{more}\n\nexample: obbo {name} {example}".lstrip(),
             allow_abbrev=False,
-            formatter_class=layout,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.add_argument("--debug", action="store_true", help="show where an error came from")
         if name in READERS:
@@ -73,11 +67,11 @@ def make_parser() -> argparse.ArgumentParser:
 
     add = command(
         "resume",
-        "continue runs exactly where they were stopped, or beyond their end",
+        "continue a run exactly where it was stopped, or beyond its end",
         "runs/default/obbo-20261116-120000 --rounds 400",
         "--data.KEY VALUE continues with data that have grown; data whose past has changed are refused",
     )
-    add("directories", nargs="+", type=Path, metavar="RUN_DIR", help="one or several run directories")
+    add("directory", type=Path, metavar="RUN_DIR", help="a run directory")
     add("--rounds", type=int, metavar="N", help="run up to this many rounds in all")
     add("--devices", type=int, metavar="N", help="continue with this many processes")
     _add_checkpoint(add)
@@ -89,12 +83,12 @@ def make_parser() -> argparse.ArgumentParser:
     for name in ("validate", "test"):
         what = "validation" if name == "validate" else "test"
         add = command(name, f"evaluate a run on {what} tasks", "runs/default/obbo-20261116-120000 --tasks 40")
-        _add_run(add, "directory")
+        add("directory", type=Path, metavar="RUN_DIR", help=NEWEST_RUN)
         add("--tasks", type=int, metavar="N", help="number of tasks (default: the run's)")
         _add_checkpoint(add)
 
     add = command("export", "export what a run has learned", "runs/default/obbo-20261116-120000 export")
-    _add_run(add, "run")
+    add("run", type=Path, metavar="RUN_DIR", help=NEWEST_RUN)
     add("out", type=Path, metavar="OUT", help="folder to make")
     add("--format", default="safetensors", dest="kind", metavar="FORMAT", help="safetensors, or onnx in addition")
     _add_checkpoint(add)
@@ -143,10 +137,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run(add: Any, name: str) -> None:
-    add(name, type=Path, metavar="RUN_DIR", help="a run directory, or a folder above: its newest run")
-
-
 def _add_checkpoint(add: Any) -> None:
     add("--checkpoint", type=Path, metavar="FILE", help="another checkpoint than the newest")
 
@@ -155,9 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 after a failure, 2 for a refusal, 128 + n after signal n."""
     bound_spinning()
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
     try:
-        return _run(words)
+        return _run(words or ["--help"])
     except KeyboardInterrupt:  # while no run is in progress: a run handles signals itself
         return refuse("stopped by SIGINT", 130)
     except SystemExit as end:
@@ -165,20 +154,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return end.code or 0
         raise
     except Exception as error:
-        return refuse_error(error, debug)
+        if "--debug" in words:
+            traceback.print_exception(error)
+        return refuse(describe_error(error), getattr(error, "exit_code", 2))  # that of a run that had started
 
 
 def _run(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
-        make_parser().print_help()
-        return 0
-    if words[0] == "--version":
-        from obbo_lightning import __version__
-
-        print(__version__)
-        return 0
-    command, rest = words[0], words[1:]
-    if command not in COMMANDS:
+    command, *rest = words
+    if command not in (*COMMANDS, "-h", "--help", "--version"):
         near = get_close_matches(command, COMMANDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{hint}")
@@ -192,7 +175,7 @@ def _run(words: list[str]) -> int:
 
     hint = f"python -m obbo_lightning {shlex.join([*words, '--trust'])}"
     with untrusted_source(hint if command in READERS and not arguments.trust else None):
-        code: int = importlib.import_module(f"{__name__}.{COMMANDS[command]}").run(arguments)
+        code: int = pkgutil.resolve_name(f"{__name__}.{COMMANDS[command]}")(arguments)
     return code
 
 
@@ -202,13 +185,6 @@ def refuse(message: str, code: int = 2) -> int:
     line = line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"
     print(escape_terminal(f"obbo: {line}"), file=sys.stderr)
     return code
-
-
-def refuse_error(error: BaseException, debug: bool = False) -> int:
-    """Print an error as one line, and return its exit code: 2, or that of a run that had started (``exit_code``)."""
-    if debug:
-        traceback.print_exception(error)
-    return refuse(describe_error(error), getattr(error, "exit_code", 2))
 
 
 def describe_error(error: BaseException) -> str:

@@ -13,13 +13,13 @@ from obbo_lightning.training.run import format_warnings
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the grid of a comparison file; tune its methods first, where the file has a section ``tune``."""
-    command, flags = arguments.command, read_flags(arguments.overrides)
-    if flags.switches:
-        raise ValueError(f"{command} takes configuration keys and its own flags, got --{min(flags.switches)}")
+    command, (flags, _, switches) = arguments.command, read_flags(arguments.overrides)
+    if switches:
+        raise ValueError(f"{command} takes configuration keys and its own flags, got --{min(switches)}")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ValueError(f"--jobs must be an integer of at least 1, got {arguments.jobs}")
     path, console = find_config(arguments.config, command), PlainConsole()
-    grid = read_grid(path, flags.config)
+    grid = read_grid(path, flags)
     if command == "tune" and grid.tune is None:
         raise ValueError(f"{path} must have a section tune for the command of that name, got none; compare runs it")
     search = None if grid.tune is None else read_dataclass(TuneConfig, grid.tune, "tune")

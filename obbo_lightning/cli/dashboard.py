@@ -57,12 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         both = build(arguments.entity or "ENTITY", arguments.project, arguments.group)
         content = {name: one._to_model().model_dump(mode="json", by_alias=True) for name, one in both.items()}
-        try:
-            arguments.output.write_text(json.dumps(content, indent=2) + "\n")
-        except OSError as error:
-            raise ValueError(
-                f"--output must be a file that can be written, got {arguments.output}: {error.strerror}"
-            ) from None
+        arguments.output.write_text(json.dumps(content, indent=2) + "\n")
         print(f"{arguments.output}: what would be sent to W&B for project {arguments.project}")
         return 0
     if not has_login():
@@ -89,9 +84,7 @@ def build(entity: str, project: str, group: str | None = None) -> dict[str, Any]
         names = ("workspaces", "reports.v2", "expr")
         workspaces, reports, expressions = (importlib.import_module(f"wandb_workspaces.{name}") for name in names)
     except ImportError:
-        raise ValueError(
-            "dashboard needs the package wandb-workspaces: pip install 'obbo_lightning[dashboard]'"
-        ) from None
+        raise ValueError("dashboard needs wandb-workspaces: pip install 'obbo_lightning[dashboard]'") from None
     sections = []
     blocks: list[Any] = [
         reports.P("Each line is the mean over the runs of an algorithm, each band their standard error."),

@@ -24,12 +24,10 @@ def run(arguments: argparse.Namespace) -> int:
     config["evaluation"]["split"] = "test" if command == "test" else "none"  # validation tasks are there in any case
     config["trainer"]["devices"] = 1
     module, data, stream, _ = build(config)
-    tasks = data.test if command == "test" else data.validation
+    split = "test" if command == "test" else "validation"
+    tasks = getattr(data, split)
     if not len(tasks):
-        raise ValueError(
-            f"{command} needs {'test' if command == 'test' else 'validation'} tasks, and "
-            f"{type(stream).__name__} has none"
-        )
+        raise ValueError(f"{command} needs {split} tasks, and {type(stream).__name__} has none")
     trainer = make_trainer(config, evaluating=True)
     (scores,) = getattr(trainer, command)(module, data, ckpt_path=checkpoint, verbose=False)
     count = min(config["evaluation"]["tasks"], len(tasks))

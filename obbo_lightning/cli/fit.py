@@ -1,9 +1,11 @@
-"""`fit`: run an online stream."""
+"""`fit` and `resume`: run an online stream, or continue a run."""
 
 import argparse
 from pathlib import Path
 
-from obbo_lightning.config.parse import Config, complete_config, help_text, parse_arguments, trainer_help
+import yaml
+
+from obbo_lightning.config.parse import complete_config, help_text, parse_arguments, read_flags, trainer_help
 from obbo_lightning.config.registry import short_name
 
 USAGE = """usage: obbo fit [--config FILE ...] [--KEY VALUE ...] [--print_config] [--help] [--trainer.help]
@@ -17,7 +19,7 @@ example: obbo fit --config quadratic --algorithm sobow --algorithm.window 25 --s
 """
 
 
-def run(arguments: argparse.Namespace) -> int:
+def fit(arguments: argparse.Namespace) -> int:
     """Run what the command line asks for, in a new run directory."""
     config, switches = parse_arguments(arguments.overrides)
     if "trainer.help" in switches:
@@ -28,14 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     config = complete_config(config)
     if "print_config" in switches:
-        import yaml
-
         print(yaml.safe_dump(config, sort_keys=False), end="")
         return 0
-    return _fit(config)
-
-
-def _fit(config: Config) -> int:
+    # Imported here, because help and mistakes must not wait for Lightning.
     from obbo_lightning.runs.directory import RunDirectory
     from obbo_lightning.training.distributed import is_rank_zero
     from obbo_lightning.training.run import build, fit_to_exit_code, format_warnings
@@ -53,3 +50,18 @@ def _fit(config: Config) -> int:
         return fit_to_exit_code(config, directory, components)
     finally:
         directory.discard()
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Continue a run where it was stopped, or beyond its end."""
+    flags, _, _ = read_flags(arguments.overrides)
+    for key in flags:
+        if key != "data":
+            raise ValueError(
+                f"resume takes --rounds, --data.KEY, --checkpoint and --devices, got --{key}: the other settings of a "
+                "run decide its results and stay"
+            )
+    from obbo_lightning.training.resume import resume as resume_run
+
+    options = arguments.checkpoint, arguments.devices, arguments.rounds
+    return resume_run(arguments.directory, *options, flags.get("data"))

@@ -1,4 +1,4 @@
-"""`predict`: classes of new examples with a few-shot run, or rows of a table with a run on that table."""
+"""`predict` and `export`: use what a run has learned, here or in other programs."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from obbo_lightning.inference.artifact import read_artifact
-from obbo_lightning.inference.model import LearnedClassifier, model_from
+from obbo_lightning.inference.model import LearnedClassifier, export_model, model_from
 from obbo_lightning.inference.predictions import (
     Predictions,
     draw_predictions,
@@ -23,8 +23,21 @@ from obbo_lightning.runs.summary import PlainConsole
 FIRST_ROWS = 8  # rows of a table that are printed
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Predict; print a table, and write all predictions to a CSV file."""
+def export(arguments: argparse.Namespace) -> int:
+    """Write what a run has learned as files that other programs read, and print their names."""
+    model, console = export_model(arguments.run, arguments.out, arguments.checkpoint, arguments.kind), PlainConsole()
+    lines = [f"{arguments.out}: {model.title}"]
+    lines += [f"  {file.name}  {file.stat().st_size / 1000:.1f} kB" for file in sorted(arguments.out.iterdir())]
+    if isinstance(model, LearnedClassifier):
+        lines.append(f"next: python -m obbo_lightning predict {arguments.out} --support DIR --query DIR")
+    elif "note" in model.metadata:
+        lines.append(f"λ has no names: {model.metadata['note']}")
+    console.print("\n".join(lines), soft_wrap=True, highlight=False)
+    return 0
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Predict classes of examples, or rows of a table; print a table, and write all predictions to a CSV file."""
     output = arguments.output
     if output.suffix != ".csv" or not os.access(output.absolute().parent, os.W_OK):
         raise ValueError(f"--output must be a csv file in a folder that can be written, got {str(output)!r}")

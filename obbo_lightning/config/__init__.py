@@ -1,1 +1,1 @@
-"""From files and flags to checked settings, and from settings to parts."""
+"""From files and flags to checked settings, and from settings to components."""

@@ -20,7 +20,6 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-import docstring_parser
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
@@ -196,10 +195,9 @@ def read_yaml(path: Path) -> Config:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"config file {path} must have at most {MAX_BYTES} bytes, got {path.stat().st_size}")
         text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"config file {path} is not a text file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise ConfigError(f"config file {path} cannot be read: {reason}") from None
     found = parse_yaml(text, f"config file {path}")
     if not isinstance(found, dict | None):
         raise ConfigError(f"config file {path} must hold keys and values, got {type(found).__name__}")
@@ -244,23 +242,16 @@ def _absolute_names(value: Any, folder: Path | None = None) -> Any:
 # Flags
 
 
-class Flags(NamedTuple):
-    """Parsed command line of a run."""
+def read_flags(arguments: Sequence[str]) -> tuple[Config, list[str], set[str]]:
+    """Parse ``--KEY VALUE`` and ``--KEY=VALUE``; a value is YAML.
 
-    config: Config
-    files: list[str]  # of --config, in order
-    switches: set[str]  # flags without a value
-
-
-def read_flags(arguments: Sequence[str]) -> Flags:
-    """Parse ``--KEY VALUE`` and ``--KEY=VALUE``; a value is YAML."""
-    flags = Flags({}, [], set())
-    config: Config = {}
-    rest = list(arguments)
+    Returns the configuration, the files of ``--config`` in order, and the flags without a value.
+    """
+    config, files, switches, rest = dict[str, Any](), list[str](), set[str](), list(arguments)
     while rest:
         word = rest.pop(0)
         if word in SWITCHES:
-            flags.switches.add(word.lstrip("-"))
+            switches.add(word.lstrip("-"))
             continue
         if not word.startswith("--"):
             raise ConfigError(f"flags begin with --, got {word!r}")
@@ -271,11 +262,11 @@ def read_flags(arguments: Sequence[str]) -> Flags:
         if not text:
             raise ConfigError(f"--{key} needs a value, got ''")
         if key == "config":
-            flags.files.append(text)
+            files.append(text)
             continue
         value = "-" if text == "-" else parse_yaml(text, f"--{key} {text!r}")  # - is standard input
         config = _with(config, key, value if key.partition(".")[0] in FREE_TEXT else _absolute_names(value))
-    return flags._replace(config=config)
+    return config, files, switches
 
 
 def nested(flat: dict[str, Any]) -> Config:
@@ -288,6 +279,16 @@ def nested(flat: dict[str, Any]) -> Config:
     for key, value in flat.items():
         config = _with(config, key, value)
     return config
+
+
+def flatten(value: Any, path: str = "", lists: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a configuration with their dotted keys, as `nested` takes them; ``lists``: theirs as well."""
+    inside = dict(enumerate(value)) if lists and isinstance(value, (list, tuple)) else value
+    if isinstance(inside, dict) and inside:
+        for key, below in inside.items():
+            yield from flatten(below, f"{path}.{key}" if path else str(key), lists)
+    else:
+        yield path, value
 
 
 def _with(config: Config, key: str, value: Any) -> Config:
@@ -307,15 +308,18 @@ def _with(config: Config, key: str, value: Any) -> Config:
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[Config, set[str]]:
     """Return the configuration of a command line (default, ``--config`` files in order, flags), and its switches."""
-    flags = read_flags(arguments)
-    return merge([read_yaml(find_config(name)) for name in flags.files], flags.config), flags.switches
+    flags, files, switches = read_flags(arguments)
+    return merge([read_yaml(find_config(name)) for name in files], flags), switches
 
 
 def merge(layers: Sequence[Config], flags: Config) -> Config:
     """Overlay the embedded default with layers, ``per_algorithm`` of the chosen algorithm, and flags."""
     nothing: Config = {}
     for layer in (*layers, flags):
-        _require_sections(layer)
+        for key in (*TOP_SECTIONS, "per_algorithm"):
+            if key in layer and not isinstance(layer[key], dict | str if key in COMPONENTS else dict):
+                wanted = "a name, or keys and values" if key in COMPONENTS else "keys and values"
+                raise ConfigError(f"{key} must be {wanted}, got {layer[key]!r}")
     merged = reduce(overlay, (_default_layer(reduce(overlay, (*layers, flags), nothing)), *layers), nothing)
     name = section(overlay(merged, flags), "algorithm").get("name", "obbo")
     per_algorithm = merged.pop("per_algorithm", None) or {}
@@ -407,13 +411,6 @@ def _named_class(path: str, name: Any) -> Any:
     return find_component(COMPONENTS[path], name, path)
 
 
-def _require_sections(layer: Config) -> None:
-    for key in (*TOP_SECTIONS, "per_algorithm"):
-        if key in layer and not isinstance(layer[key], dict | str if key in COMPONENTS else dict):
-            wanted = "a name, or keys and values" if key in COMPONENTS else "keys and values"
-            raise ConfigError(f"{key} must be {wanted}, got {layer[key]!r}")
-
-
 # Types and defaults
 
 
@@ -503,20 +500,12 @@ def _parse(one: _Section) -> Config:
     try:
         parsed = parser.parse_object(nested({one.key(k): v for k, v in one.given.items()}), defaults=False)
     except (ArgumentError, TypeError) as error:
-        raise ConfigError(_explain(one) or " ".join(str(error).split())) from None
+        for key, value in one.given.items():
+            if f'"{one.key(key)}"' in str(error).partition("\n")[0]:  # Parser key "algorithm.window":
+                wanted = _in_words(_parameters(one.cls)[key].annotation)
+                raise ConfigError(f"{one.key(key)} must be {wanted}, got {value!r}") from None
+        raise ConfigError(" ".join(str(error).split())) from None
     return section(_plain(parsed.as_dict()), one.path)
-
-
-def _explain(one: _Section) -> str | None:
-    """Return what is wrong with the first argument that jsonargparse refuses by itself."""
-    names = set(_defaults(one.path, one.cls, one.skip))
-    for key, value in one.given.items():
-        parser = _parser(one.path, one.cls, one.skip | (names - {key}))
-        try:
-            parser.parse_object(nested({one.key(key): value}), defaults=False)
-        except (ArgumentError, TypeError):
-            return f"{one.key(key)} must be {_in_words(_parameters(one.cls)[key].annotation)}, got {value!r}"
-    return None
 
 
 def _in_words(annotation: Any) -> str:
@@ -605,31 +594,19 @@ def check_trainer(given: Config) -> Config:
     callbacks = callback_entries(given)
     for entry in callbacks:
         cls = find_component("callback", entry["name"], "trainer.callbacks")
-        one = _Section("trainer.callbacks", cls, frozenset(), entry)
-        _parse_checked(one, {k: v for k, v in entry.items() if k != "name"})
-    trainer = _Section("trainer", Trainer, frozenset({"callbacks"}), given)
-    checked = _parse_checked(trainer, {k: v for k, v in given.items() if k != "callbacks"})
-    return {**checked, **({"callbacks": callbacks} if callbacks else {})}
-
-
-def _parse_checked(one: _Section, given: Config) -> Config:
-    known = _defaults(one.path, one.cls, one.skip)
-    for key, value in given.items():
-        if key not in known:
-            raise ConfigError(_unknown_key(one, key, value, ()))
-    parsed = _parse(one._replace(given=given))
-    return {key: parsed[key] for key in given}
+        arguments = {key: value for key, value in entry.items() if key != "name"}
+        _complete_section(_Section("trainer.callbacks", cls, frozenset(), arguments), ())
+    rest = {key: value for key, value in given.items() if key != "callbacks"}
+    checked = _complete_section(_Section("trainer", Trainer, frozenset({"callbacks"}), rest), ())
+    return {**{key: checked[key] for key in rest}, **({"callbacks": callbacks} if callbacks else {})}
 
 
 def callback_entries(trainer: Config) -> list[Config]:
-    """Return ``trainer.callbacks`` as names with arguments; ``class_path`` and ``init_args`` are accepted as well."""
+    """Return ``trainer.callbacks`` as names with arguments."""
     given = trainer.get("callbacks") or []
     entries = []
     for entry in given if isinstance(given, list) else [given]:
-        if isinstance(entry, str):
-            entry = {"name": entry}
-        elif isinstance(entry, dict) and "class_path" in entry:
-            entry = {"name": entry["class_path"], **(entry.get("init_args") or {})}
+        entry = {"name": entry} if isinstance(entry, str) else entry
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise ConfigError(f"trainer.callbacks must be names, each with its arguments, got {entry!r}")
         entries.append(entry)
@@ -651,11 +628,12 @@ def help_text(config: Config) -> str:
             lines.append(f"{chosen:<40} one of {', '.join(component_names(kind))}, or your own")
         elif one.path == next(iter(OPTIONS)):
             lines.append("")
-        meanings = _argument_meanings(one.cls)
+        meanings = {action.dest: action.help or "" for action in _parser(one.path, one.cls, one.skip)._actions}
         for key, default in _defaults(one.path, one.cls, one.skip).items():
             value = one.given.get(key, default)
             flag = f"  --{one.key(key)} {'' if value is None else value}"
-            lines.append(f"{flag:<40} {meanings.get(key, '')}")
+            meaning = " ".join(meanings.get(one.key(key), "").split()).partition(". ")[0]
+            lines.append(f"{flag:<40} {meaning.rstrip('.').replace('``', '')}")
     return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in lines)
 
 
@@ -664,13 +642,3 @@ def trainer_help() -> str:
     from lightning import Trainer
 
     return str(_parser("trainer", Trainer, frozenset({"callbacks"})).format_help())
-
-
-def _argument_meanings(cls: Any) -> dict[str, str]:
-    """Return the first sentence about each argument in the docstrings of a class and its bases."""
-    meanings: dict[str, str] = {}
-    for one in getattr(cls, "__mro__", [cls]):
-        for argument in docstring_parser.parse(one.__doc__ or "").params:
-            meaning = " ".join((argument.description or "").split()).partition(". ")[0].rstrip(".")
-            meanings.setdefault(argument.arg_name, meaning.replace("``", ""))
-    return meanings

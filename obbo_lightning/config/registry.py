@@ -381,8 +381,8 @@ def _import_file(file: Path, name: str, key: str) -> ModuleType:
             return module  # also a script that names its own classes
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    known = sys.modules.get(file.stem)
-    taken = getattr(known, "__file__", None) != str(file) if known else _is_elsewhere(file)
+    found = importlib.util.find_spec(file.stem)  # of what ``import stem`` imports
+    taken = found is not None and found.origin != str(file)
     title = f"{file.stem}_{abs(hash(str(file))):x}" if taken else file.stem
     spec = importlib.util.spec_from_file_location(title, file)
     if spec is None or spec.loader is None:
@@ -396,12 +396,6 @@ def _import_file(file: Path, name: str, key: str) -> ModuleType:
         del sys.modules[title]
         raise
     return module
-
-
-def _is_elsewhere(file: Path) -> bool:
-    """Return whether ``import stem`` would import another file."""
-    found = importlib.util.find_spec(file.stem)
-    return found is not None and found.origin != str(file)
 
 
 def _load(load: Callable[[], Any], name: str, key: str) -> Any:

@@ -35,7 +35,7 @@ def to_config(value: Any) -> Config:
         parameters = inspect.signature(type(value)).parameters
         defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
         return {"component": qualified_name(type(value)), "init_args": to_config({**defaults, **value.init_args})}
-    if isinstance(value, partial) and _is_network(value.func):
+    if isinstance(value, partial) and isinstance(value.func, type) and issubclass(value.func, torch.nn.Module):
         given = inspect.signature(value.func).bind_partial(*value.args, **value.keywords).arguments
         return {"network": qualified_name(value.func), "init_args": to_config(dict(given))}
     if isinstance(value, type):
@@ -52,22 +52,14 @@ def from_config(config: Config) -> Any:
         return [from_config(one) for one in config]
     if not isinstance(config, dict):
         return config
-    for key, allowed in (("component", _is_component), ("network", _is_network)):
+    for key, base in (("component", Configurable), ("network", torch.nn.Module)):
         if set(config) == {key, "init_args"}:
             require_trusted(config[key], "a checkpoint's component", *KINDS)
             cls = import_class(config[key], "a checkpoint's component")
-            if not allowed(cls):  # a file must not be able to call anything else
+            if not (isinstance(cls, type) and issubclass(cls, base)):  # a file must not be able to call anything else
                 raise ValueError(f"a checkpoint may name components and networks, got {config[key]!r}")
             arguments = from_config(config["init_args"])
             return cls(**arguments) if key == "component" else partial(cls, **arguments)
     if set(config) == {"dtype"}:
         return getattr(torch, config["dtype"])
     return {key: from_config(one) for key, one in config.items()}
-
-
-def _is_component(cls: Any) -> bool:
-    return isinstance(cls, type) and issubclass(cls, Configurable)
-
-
-def _is_network(cls: Any) -> bool:
-    return isinstance(cls, type) and issubclass(cls, torch.nn.Module)

@@ -125,7 +125,7 @@ class Comparison(ReportData):
             kind = f"prequential {self.metric}, all rounds"
             scores = self.rounds.group_by("label", "seed", maintain_order=True).agg(pl.col("score").mean())
         by_label = {label: scores.filter(label=label)["score"].cast(pl.Float64) for label in self.labels}
-        found = {label: Score(*mean_and_error(one.fill_null(np.nan).to_numpy())) for label, one in by_label.items()}
+        found = {label: mean_and_error(one.fill_null(np.nan).to_numpy()) for label, one in by_label.items()}
         return f"{kind}; {self.direction}", self.direction == "higher is better", found
 
     def tables(self) -> list[Table]:

@@ -49,7 +49,7 @@ class MarketComparison(ReportData):
 
     def scores(self) -> tuple[str, bool, dict[str, Score]]:
         errors = {label: self.column(label, "test_mse") for label in self.labels}
-        scores = {label: Score(float(e.mean()), clustered_error(e, self.days)) for label, e in errors.items()}
+        scores = {label: (float(e.mean()), clustered_error(e, self.days)) for label, e in errors.items()}
         return "forecast error (mse), by day; lower is better", False, scores
 
     def tables(self) -> list[Table]:

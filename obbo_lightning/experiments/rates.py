@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -28,6 +28,7 @@ ORDERS = {
     "sobbo": "T/w (1 + κ²) + V₁ + κ² H₂",
 }
 WORDS = {"rounds": ("T", "length T"), "condition_number": ("κ", "condition number κ")}  # letters of the paper
+Lines = dict[str, tuple[np.ndarray, np.ndarray]]  # by label: x [points], y [seeds, points]
 
 
 def fit_power_law(x: np.ndarray, y: np.ndarray) -> tuple[float, float | None]:
@@ -40,16 +41,6 @@ def fit_power_law(x: np.ndarray, y: np.ndarray) -> tuple[float, float | None]:
     return mean, None if error is None else float(student.ppf(0.975, len(exponents) - 1) * error)
 
 
-class Lines(NamedTuple):
-    """Regret against T or κ, the other one fixed; ``lines`` has by label ``x [points]`` and ``y [seeds, points]``."""
-
-    name: str  # of the table and the figure
-    symbol: str
-    words: str
-    regret: str  # what y is
-    lines: dict[str, tuple[np.ndarray, np.ndarray]]
-
-
 @dataclass(frozen=True)
 class Rates(ReportData):
     """Exact regrets of several algorithms on streams of several lengths and, for example, condition numbers."""
@@ -60,11 +51,12 @@ class Rates(ReportData):
 
     streams: pl.DataFrame  # one row per run; between rounds and regret the setting that rates are fitted over
 
-    def lines(self) -> Iterator[Lines]:
+    def lines(self) -> Iterator[tuple[str, str, str, str, Lines]]:
         """Yield regret(T)/T against T, and regret against κ, each where an algorithm has two points or more.
 
-        The fixed κ is the one with the most lengths, the fixed length that with the most κ; the smallest of several. A
-        line has the seeds that have all its points.
+        Each is the name of a table and a figure, symbol and words of x, what y is, and the lines. The fixed κ is that
+        with the most lengths, the fixed length that with the most κ; the smallest of several. A line has the seeds that
+        have all its points.
         """
         over = self.streams.columns[3]
         for moving, fixed, name in (("rounds", over, "rates"), (over, "rounds", f"{over}s")):
@@ -81,7 +73,7 @@ class Rates(ReportData):
             (symbol, words), (other, _) = (WORDS.get(key, (key, key)) for key in (moving, fixed))
             regret = f"regret{'(T)/T' if moving == 'rounds' else ''} at {other} = {value:g}"
             if lines:
-                yield Lines(name, symbol, words, regret, lines)
+                yield name, symbol, words, regret, lines
 
     def tables(self) -> list[Table]:
         """Return rates in T, exponents of κ, and paired differences at the longest stream."""
@@ -132,7 +124,7 @@ class Rates(ReportData):
         return figures
 
 
-def _paired_table(lines: dict[str, tuple[np.ndarray, np.ndarray]]) -> Table:
+def _paired_table(lines: Lines) -> Table:
     """Return the differences to the first algorithm at the longest stream, seed by seed."""
     first, *others = lines
     longest, mine = lines[first][0][-1], lines[first][1][:, -1]

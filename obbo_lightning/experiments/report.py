@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 from jinja2 import Environment, PackageLoader
+from matplotlib.figure import Figure
 
 from obbo_lightning import __version__
+from obbo_lightning.config.parse import flatten
 from obbo_lightning.config.registry import short_name
 from obbo_lightning.escaping import unescape_table
 from obbo_lightning.experiments.comparison import Comparison, read_comparison
@@ -26,7 +28,7 @@ from obbo_lightning.experiments.report_data import (
     report_style,
     sorted_labels,
 )
-from obbo_lightning.experiments.runs import Run, find_finished_runs, flatten, format_setting, label_runs
+from obbo_lightning.experiments.runs import Run, find_finished_runs, format_setting, label_runs
 from obbo_lightning.experiments.tune import read_search
 
 SETTINGS = "Settings that decide the results; empty where an algorithm has none."
@@ -57,7 +59,10 @@ def write_report(paths: list[Path], output: Path, title: str, reference: str | N
     found, runs, left_out = _read_data(paths)
     shown, search = [found.as_reported(reference)], read_search(paths)
     shown += [search] if search else []
-    settings = [settings_table(runs)] if runs else _read_settings(paths[0])
+    settings = [settings_table(runs)] if runs else []
+    if not runs and (earlier := paths[0] / "settings.csv").is_file():
+        content = unescape_table(pl.read_csv(earlier, infer_schema=False)).fill_null("")
+        settings = [Table("settings", SETTINGS, content.columns, content.rows())]
     tables = [table for data in shown for table in data.tables()]
     with report_style():
         figures = [figure for data in shown for figure in data.figures(title)]
@@ -66,10 +71,16 @@ def write_report(paths: list[Path], output: Path, title: str, reference: str | N
     return Report(output / "report.html", written, tables, left_out)
 
 
-def draw_runs(paths: list[Path], title: str) -> list[ReportFigure]:
-    """Return the figures of `write_report`, of finished runs."""
+def plot_comparison(*runs: str | Path) -> dict[str, Figure]:
+    """Draw the figures of `report`, of several algorithms on the same stream; returns them by name.
+
+    Args:
+        runs: folders with finished runs somewhere below, such as ``runs/compare/default``.
+    """
+    paths = [Path(run) for run in runs]
     with report_style():
-        return _read_data(paths)[0].as_reported().figures(title)
+        figures = _read_data(paths)[0].as_reported().figures(", ".join(path.resolve().name for path in paths))
+    return {figure.name: figure.figure for figure in figures}
 
 
 def _read_data(paths: list[Path]) -> tuple[ReportData, list[Run], list[str]]:
@@ -119,24 +130,11 @@ def _distinct(values: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(format_setting(value) for value in known if value is not None))
 
 
-def _read_settings(folder: Path) -> list[Table]:
-    """Return the settings of an earlier report, and its facts, which older reports have."""
-    tables = []
-    for path in (folder / "facts.csv", folder / "settings.csv"):
-        if path.is_file():
-            content = unescape_table(pl.read_csv(path, infer_schema=False)).fill_null("")
-            tables.append(Table(path.stem, SETTINGS, content.columns, content.rows()))
-    return tables
-
-
 def write_page(
     output: Path, title: str, tables: Sequence[Table], figures: Sequence[ReportFigure], left_out: Sequence[str] = ()
 ) -> list[Path]:
     """Write tables and figures as files, and report.html, which contains all of them."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output must be a folder that can be made, got {str(output)!r}: {error.strerror}") from None
+    output.mkdir(parents=True, exist_ok=True)
     written = [output / "report.html", *(path for table in tables for path in table.write(output))]
     images = []
     for figure in figures:
@@ -170,13 +168,14 @@ def ranks_table(comparisons: dict[str, tuple[str, bool, dict[str, Score]]]) -> T
     ranks: dict[str, list[int]] = {}
     cells = {}
     for name, (_, higher, scores) in comparisons.items():
-        cost = {m: (-s.mean if higher else s.mean) if math.isfinite(s.mean) else math.inf for m, s in scores.items()}
+        sign = -1 if higher else 1
+        cost = {m: sign * mean if math.isfinite(mean) else math.inf for m, (mean, _) in scores.items()}
         first = min(cost, key=cost.__getitem__)
-        best = scores[first].error
+        best, best_error = scores[first]
         for method, (mean, error) in scores.items():
             near = method == first
-            if error is not None and best is not None:
-                near |= abs(mean - scores[first].mean) < 2 * math.hypot(error, best)
+            if error is not None and best_error is not None:
+                near |= abs(mean - best) < 2 * math.hypot(error, best_error)
             rank = 1 + sum(other < cost[method] for other in cost.values())
             shown = format_with_error(mean, error, 3) if math.isfinite(mean) else "not finite"
             cells[method, name] = f"{'• ' if near else ''}{shown} ({rank})"

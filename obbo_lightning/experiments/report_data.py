@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import matplotlib as mpl
 import polars as pl
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
@@ -96,25 +95,19 @@ class ReportFigure(NamedTuple):
     figure: Figure
 
     def save(self, folder: Path) -> list[Path]:
-        """Write ``name.png`` and ``name.svg``, neither with a date."""
+        """Write ``name.png`` and ``name.svg``, neither with a date; a logarithmic axis has few and plain numbers."""
         png, svg = (folder / f"{self.name}.{suffix}" for suffix in ("png", "svg"))
         with report_style():
-            for axes in self.figure.axes:
-                for axis in (axes.xaxis, axes.yaxis):
-                    _set_ticks(axis)
+            for axis in (axis for axes in self.figure.axes for axis in (axes.xaxis, axes.yaxis)):
+                if axis.get_scale() == "log" and not isinstance(axis.get_major_locator(), FixedLocator):
+                    low, high = axis.get_view_interval()
+                    subs = (1, 2, 5) if high < 30 * low else (1, 3) if high < 1000 * low else (1,)
+                    axis.set_major_locator(LogLocator(subs=subs))
+                    axis.set_major_formatter("{x:g}")
+                    axis.set_minor_locator(NullLocator())
             self.figure.savefig(png, dpi=160)
             self.figure.savefig(svg, transparent=True, dpi=160, metadata={"Date": None})
         return [png, svg]
-
-
-def _set_ticks(axis: Axis) -> None:
-    """Set few and plain numbers on a logarithmic axis."""
-    if axis.get_scale() == "log" and not isinstance(axis.get_major_locator(), FixedLocator):
-        low, high = axis.get_view_interval()
-        factor = high / low
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if factor < 30 else (1, 3) if factor < 1000 else (1,)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_locator(NullLocator())
 
 
 def new_figure(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
@@ -148,13 +141,7 @@ def line_style(labels: Sequence[str], label: str) -> dict[str, Any]:
     }
 
 
-class Score(NamedTuple):
-    """Mean score of a method and its standard error; None for one run."""
-
-    mean: float
-    error: float | None
-
-
+Score = tuple[float, float | None]  # mean score of a method and its standard error; None for one run
 D = TypeVar("D", bound="ReportData")
 
 

@@ -1,18 +1,19 @@
 """Finished runs on disk: find and read them, leave out what cannot be compared, and label them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mode
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from obbo_lightning.config.parse import Config
+from obbo_lightning.config.parse import Config, flatten
 from obbo_lightning.config.registry import UntrustedError, find_component
 from obbo_lightning.experiments.grid import distinct_names
 from obbo_lightning.runs.directory import RunDirectory, read_config
 from obbo_lightning.runs.provenance import require_intact
+from obbo_lightning.runs.status import find_run_directories
 from obbo_lightning.runs.table import read_rounds
 from obbo_lightning.streams.stream import Stream
 
@@ -34,18 +35,15 @@ class Run(NamedTuple):
 def find_finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Return the finished runs below ``paths`` that can be compared with most of the others, and why not the rest."""
     found, left_out = [], []
-    for path in paths:
-        if not path.is_dir():
-            raise ValueError(f"report needs directories, got {str(path)!r}")
-        for config in sorted(path.rglob("config.yaml")):
-            if (config.parents[1] / STUDY).is_file():
-                continue
-            try:
-                found.append(read_run(RunDirectory(config.parent)))
-            except UntrustedError:
-                raise
-            except ValueError as refusal:
-                left_out.append(f"{config.parent} is left out: {refusal}")
+    for directory in find_run_directories(paths):
+        if (directory.path.parent / STUDY).is_file():
+            continue
+        try:
+            found.append(read_run(directory))
+        except UntrustedError:
+            raise
+        except ValueError as refusal:
+            left_out.append(f"{directory.path} is left out: {refusal}")
     if not found:
         why = f": {left_out[0]}" if left_out else ""
         raise ValueError(f"report needs finished runs, and found none in {', '.join(map(str, paths))}{why}")
@@ -151,16 +149,6 @@ def _label(one: dict[str, Any], flat: Sequence[dict[str, Any]], absent_differs: 
         if any(other.get(key) != value for other in same if absent_differs or key in other):
             words.append(f"{key.removesuffix('.name')} = {format_setting(value)}")
     return ", ".join(words)
-
-
-def flatten(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested settings with their dotted keys."""
-    for key, value in config.items():
-        where = f"{path}.{key}" if path else key
-        if isinstance(value, dict):
-            yield from flatten(value, where)
-        else:
-            yield where, value
 
 
 def format_setting(value: Any) -> str:

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from obbo_lightning.config.build import build_stream
-from obbo_lightning.config.parse import ConfigError, complete_config, nested, overlay
+from obbo_lightning.config.parse import ConfigError, complete_config, flatten, nested, overlay
 from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least
 from obbo_lightning.escaping import escape_mathtext
@@ -32,7 +32,7 @@ from obbo_lightning.experiments.report_data import (
     new_figure,
     report_style,
 )
-from obbo_lightning.experiments.runs import STUDY, distinct_labels, flatten, format_setting
+from obbo_lightning.experiments.runs import STUDY, distinct_labels, format_setting
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.runs.provenance import require_intact
 from obbo_lightning.runs.status import RunStatus
@@ -127,11 +127,9 @@ def in_range(value: Any, values: Any) -> bool:
 
 def format_range(values: Any) -> str:
     """Return the values of a list, or the ends of an interval, in words."""
-    return (
-        ", ".join(map(format_setting, values))
-        if isinstance(values, list)
-        else f"{values['low']:g} to {values['high']:g}"
-    )
+    if isinstance(values, list):
+        return ", ".join(map(format_setting, values))
+    return f"{values['low']:g} to {values['high']:g}"
 
 
 class Method:

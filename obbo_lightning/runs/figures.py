@@ -1,5 +1,9 @@
-"""Figures of one run, as files and for notebooks; without pyplot, whose state belongs to the user."""
+"""Figures of one run, as files and for notebooks; without pyplot, whose state belongs to the user.
 
+``plot_`` functions return matplotlib's ``Figure``, which a notebook shows and ``savefig`` writes.
+"""
+
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from obbo_lightning.escaping import escape_mathtext
+from obbo_lightning.runs.directory import RunDirectory, read_config
+from obbo_lightning.runs.summary import run_title
+from obbo_lightning.runs.table import read_columns, read_rounds
 
 # Okabe and Ito's colours, distinguishable for colour-blind readers.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
@@ -22,16 +29,51 @@ NAMED = 12  # most coordinates in a legend
 MARGINS = {"left": 0.15, "right": 0.97, "bottom": 0.13, "top": 0.91}
 
 
+def plot_run(run: str | Path) -> Figure:
+    """Draw the prequential score of each round, the scores of test tasks, and the baselines.
+
+    Args:
+        run: a finished run's directory; or a folder above, for its newest run.
+    """
+    directory = RunDirectory.newest(run)
+    if not directory.finished:
+        raise ValueError(f"plot_run needs a finished run, and {directory.path} is not: resume it first")
+    summary, baselines = json.loads(directory.summary.read_text()), dict[str, np.ndarray]()
+    if directory.baselines.exists():
+        baselines = read_columns(directory.baselines)
+        del baselines["round"]
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes, metric = figure.subplots(), summary["metric"]
+    draw_scores(axes, read_columns(directory.metrics), metric, summary[f"initial_test_{metric}"], baselines)
+    axes.set_title(escape_mathtext(run_title(read_config(directory))))
+    tidy(axes)
+    return figure
+
+
+def plot_weights(run: str | Path) -> Figure:
+    """Draw the learned values over the rounds, by name: shares as a stack, other numbers as lines.
+
+    Args:
+        run: a run directory whose values have names (it has an outer.csv); or a folder above, for its newest run.
+    """
+    directory = RunDirectory.newest(run)
+    if not directory.outer.is_file():
+        raise ValueError(f"plot_weights needs values with names, and {directory.path} has no outer.csv")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    draw_weights(figure, read_rounds(directory.outer))
+    figure.suptitle(escape_mathtext(run_title(read_config(directory))), fontsize="medium")
+    return figure
+
+
 def draw_figures(
     directory: Path,
-    rounds: Mapping[str, Sequence[float]],
+    rounds: dict[str, np.ndarray],
     metric: str,
     initial: float | None,
     title: str,
     baselines: Mapping[str, Sequence[float]],
 ) -> list[Path]:
     """Draw scores and cumulative regret from the columns of metrics.csv; returns the paths of the two PNG files."""
-    table = {name: np.array(values, dtype=float) for name, values in rounds.items()}
     others = {name: np.array(values, dtype=float) for name, values in baselines.items()}
     directory.mkdir(exist_ok=True)
     paths = []
@@ -39,11 +81,11 @@ def draw_figures(
         figure = Figure(figsize=(6, 4))
         axes = figure.subplots(gridspec_kw=MARGINS)
         if name == metric:
-            draw_scores(axes, table, metric, initial, others)
+            draw_scores(axes, rounds, metric, initial, others)
         else:
             for regret, colour, style in (("euclidean", BLUE, "-"), ("exact", ORANGE, "--")):
-                if np.isfinite(table[f"regret/{regret}"]).any():
-                    axes.plot(table["round"], table[f"regret/{regret}"], style, color=colour, label=regret)
+                if np.isfinite(rounds[f"regret/{regret}"]).any():
+                    axes.plot(rounds["round"], rounds[f"regret/{regret}"], style, color=colour, label=regret)
             axes.set(xlabel="round t", ylabel="cumulative bilevel local regret", ylim=(0, None))
             axes.legend(frameon=False)
         axes.set_title(escape_mathtext(title))
@@ -83,7 +125,9 @@ def draw_scores(
 
 def draw_weights(figure: Figure, outer: pl.DataFrame) -> None:
     """Draw λ over the rounds, the rows of outer.csv, in an empty figure: one panel per parameter group."""
-    groups = group_coordinates(outer.columns[1:])
+    groups: dict[str, list[str]] = {}
+    for name in outer.columns[1:]:
+        groups.setdefault(re.sub(r"\[\d+\]$", "", name), []).append(name)
     panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (group, names) in zip(panels, groups.items(), strict=True):
         draw_group(axes, outer.select("round", *names))
@@ -92,18 +136,6 @@ def draw_weights(figure: Figure, outer: pl.DataFrame) -> None:
             axes.legend(reverse=True, frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         tidy(axes)
     panels[-1].set_xlabel("round t")
-
-
-def group_coordinates(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the coordinates of each parameter group.
-
-    >>> group_coordinates(["sources[0]", "sources[1]", "decay"])
-    {'sources': ['sources[0]', 'sources[1]'], 'decay': ['decay']}
-    """
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(re.sub(r"\[\d+\]$", "", name), []).append(name)
-    return found
 
 
 def draw_group(axes: Axes, outer: pl.DataFrame) -> None:

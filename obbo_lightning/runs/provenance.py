@@ -7,7 +7,6 @@ import os
 import pickle  # its error alone
 import re
 import warnings
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from importlib.metadata import version
 from itertools import islice
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from obbo_lightning import __version__
-from obbo_lightning.config.parse import Config, ConfigError
+from obbo_lightning.config.parse import Config, ConfigError, flatten
 from obbo_lightning.runs.directory import RunDirectory, read_config, write_atomically
 from obbo_lightning.runs.table import RoundTable, TableMark, require_rows, restore_last_row, restore_timings
 from obbo_lightning.streams.fingerprints import describe_changes, sha256_of
@@ -57,6 +56,7 @@ class Provenance(NamedTuple):
     sources: dict[str, str]  # digests of the data that tasks are made from, by name
     tables: dict[str, TableMark]
     closing: dict[str, str]  # SHA-256 of the files that a run writes at its end
+    format: int = FORMAT
 
     @classmethod
     def start(cls, run: RunDirectory, config: Config, sources: dict[str, str]) -> "Provenance":
@@ -74,7 +74,7 @@ class Provenance(NamedTuple):
 
     def write(self, run: RunDirectory) -> "Provenance":
         """Write provenance.json with a checksum of its own; returns it."""
-        content = self.as_dict()
+        content = self._asdict()
         checksum = sha256_of(json.dumps(content, sort_keys=True))
         write_atomically(run.provenance, json.dumps({**content, "sha256": checksum}, indent=1) + "\n")
         return self
@@ -87,10 +87,6 @@ class Provenance(NamedTuple):
         closing[run.summary.name] = sha256_of(text)
         self._replace(tables={t.path.name: t.mark() for t in tables}, closing=closing).write(run)
         write_atomically(run.summary, text)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON and for checkpoints."""
-        return {"format": FORMAT, **self._asdict()}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], path: Path) -> "Provenance":
@@ -116,17 +112,9 @@ def decisive_keys(config: Config) -> dict[str, Any]:
     {'seed': 0, 'data.drift': 1.0, 'data.tags': []}
     """
     below = [pattern for may in MAY_CHANGE for pattern in (may, f"{may}.*")]
-    return {key: value for key, value in _flatten(config) if not any(fnmatch(key, pattern) for pattern in below)}
-
-
-def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    inside = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
-    if isinstance(inside, dict) and inside:
-        for key, one in inside.items():
-            yield from _flatten(one, f"{path}.{key}" if path else str(key))
-    else:
-        plain = value is None or isinstance(value, (bool, int, float, str, dict, list))
-        yield path, value if plain else str(value)
+    decisive = {k: v for k, v in flatten(config, lists=True) if not any(fnmatch(k, pattern) for pattern in below)}
+    plain = (bool, int, float, str, dict, list, type(None))
+    return {key: value if isinstance(value, plain) else str(value) for key, value in decisive.items()}
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def describe_run(run: RunDirectory) -> str:
     return "  ".join([*words, f"{timedelta(seconds=left)} left"] if predictable else words)
 
 
-def find_run_directories(paths: list[Path]) -> list[RunDirectory]:
+def find_run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
     """Return run directories, and those below a folder; each path must have one."""
     found = []
     for path in paths:

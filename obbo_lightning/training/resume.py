@@ -36,7 +36,15 @@ def resume(
         done = content["global_step"]
         if is_rank_zero():
             require_resumable(run, saved)
-        config = _change(complete_config(read_config(run)), devices, data)
+        config = complete_config(read_config(run))
+        if devices is not None:
+            config["trainer"]["devices"] = devices
+        if data:
+            name = section(config, "data")["name"]
+            asked = section({"data": data}, "data").get("name", name)
+            if asked != name:
+                raise ValueError(f"data must stay {short_name(name)} when a run is continued, got {asked!r}")
+            config = complete_config(overlay(config, {"data": data}))
         if run.finished and rounds == done:
             print(f"{run.path} has its {rounds} rounds already", flush=True)
             return 0
@@ -45,18 +53,6 @@ def resume(
         sources = {} if saved is None else saved.sources
         require_same_data(run, components.stream, done, config["tasks_per_round"], sources, bool(data))
         return fit_to_exit_code(config, run, components, checkpoint, status)
-
-
-def _change(config: Config, devices: int | None, data: Config | None) -> Config:
-    if devices is not None:
-        config["trainer"]["devices"] = devices
-    if not data:
-        return config
-    name = section(config, "data")["name"]
-    asked = section({"data": data}, "data").get("name", name)
-    if asked != name:
-        raise ValueError(f"data must stay {short_name(name)} when a run is continued, got {asked!r}")
-    return complete_config(overlay(config, {"data": data}))
 
 
 def require_rounds(run: RunDirectory, config: Config, done: int, ended: bool, rounds: int | None) -> int:

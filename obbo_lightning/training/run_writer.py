@@ -1,6 +1,5 @@
 """The callback that writes a run directory."""
 
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -34,9 +33,7 @@ from obbo_lightning.training.signals import Stopped, StopSignals
 
 FEW_COORDINATES = 100  # up to this number λ is written in every round, otherwise with every evaluation
 LANES_EVERY = 100  # rounds between two regrets per lane in lanes.npz
-HISTORY = ("regret/euclidean", "regret/exact", "skipped")  # columns that the figures and the summary need
 SAVED = ("initial", "latest", "last_due", "evaluations", "lane_regrets", "gradient_norms")  # in checkpoints
-SLOW = 5.0, 2.0  # seconds, and ratio to their CPU time, from which on rounds are reported as slow
 
 
 class RunWriter(Checkpoint):
@@ -64,7 +61,7 @@ class RunWriter(Checkpoint):
         self._score_columns = [f"{column}{end}" for column in self._evaluated for end in ("", "_se")]
         self._waits = not has_random_access(data.train)  # for the tasks of the next round
         self.evaluate_every, self.checkpoint_every = config["evaluation"]["every"], config["checkpoint"]["every"]
-        self.metrics = RoundTable(run.metrics, history=("round", self.metric, *self._score_columns[:2], *HISTORY))
+        self.metrics = RoundTable(run.metrics)
         self.timings = RoundTable(run.timings, TIMING_COLUMNS)
         self.fingerprints = RoundTable(run.fingerprints, ["round", "tasks"])
         self.outer: RoundTable | None = None
@@ -73,8 +70,8 @@ class RunWriter(Checkpoint):
         self.latest = self.last_due = self.initial
         self.last_row: dict[str, Any] = {}
         self.seconds = self.evaluations = 0.0
-        self._started, self._begun = time.perf_counter(), (0.0, 0.0)
-        self._spent, self._average, self._slow = (0.0, 0.0), 0.0, False  # seconds, and CPU time, of rounds
+        self._started, self._begun = time.perf_counter(), 0.0
+        self._average = 0.0  # seconds of a round
         self._timing: dict[str, Any] = {}
         self.lane_regrets: dict[int, Tensor] = {}  # by round
         self.gradient_norms = torch.zeros(0)
@@ -155,7 +152,7 @@ class RunWriter(Checkpoint):
         """Start the clock. Extending a run discards its final evaluation."""
         self._signals.raise_at_once = False
         self.status.set("running")
-        self._begun = time.perf_counter(), time.process_time()
+        self._begun = time.perf_counter()
         if self._has_final_evaluation:
             self._has_final_evaluation, self.latest = False, self.last_due
             if trainer.is_global_zero:
@@ -164,7 +161,9 @@ class RunWriter(Checkpoint):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Evaluate when due, write the row, update the provenance, save."""
         rounds, last = trainer.global_step, trainer.global_step >= _planned_rounds(trainer)
-        self._timing = {"round": rounds, "seconds": self._stop_clock(pl_module.device.type == "cpu")}
+        seconds = time.perf_counter() - self._begun
+        self._average = 0.95 * self._average + 0.05 * seconds if self._average else seconds
+        self._timing = {"round": rounds, "seconds": seconds}
         self._stop_signal = pl_module.processes.largest(self._signals.received, pl_module.device)
         self._signals.rounds = rounds
         self.last_row = {**outputs["metrics"], **dict.fromkeys(self._score_columns)}
@@ -181,17 +180,6 @@ class RunWriter(Checkpoint):
                 self._save(trainer)
         if not self._save_after_validation:
             self._wait_for_task(trainer)
-
-    def _stop_clock(self, on_cpu: bool) -> float:
-        """Return the seconds of a round; print once where rounds take much longer than they compute."""
-        seconds, busy = time.perf_counter() - self._begun[0], time.process_time() - self._begun[1]
-        self._average = 0.95 * self._average + 0.05 * seconds if self._average else seconds
-        self._spent = self._spent[0] + seconds, self._spent[1] + busy
-        if on_cpu and not self._slow and self._spent[0] > max(SLOW[0], SLOW[1] * self._spent[1]):
-            self._slow = True
-            text = "rounds take twice as long as they compute: other work may use their cores (nothing is wrong)"
-            print(f"obbo: {text}; fewer --threads may be faster", file=sys.stderr)
-        return seconds
 
     def _write_row(self, trainer: L.Trainer, finished: Round) -> None:
         rounds = trainer.global_step
@@ -264,7 +252,7 @@ class RunWriter(Checkpoint):
                 tables={table.path.name: table.mark() for table in self.tables},
                 replaced={},
             ).write(self.run)
-            checkpoint["provenance"] = self._provenance.as_dict()
+            checkpoint["provenance"] = self._provenance._asdict()
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Save a run that is stopped while it waits for a task; close the tables, which Lightning does not do."""

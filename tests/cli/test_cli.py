@@ -45,8 +45,6 @@ MISTAKES = {
     "resume a --algorithm.lr=3": "got --algorithm: the other settings of a run decide its results and stay",
     "resume a --seed 3": "got --seed: the other settings of a run decide its results and stay",
     "resume a --data.path": "--data.path needs a value, got none",
-    "resume a b --checkpoint c.ckpt": "--checkpoint and --devices are for one RUN_DIR, got several",
-    "resume a b --devices 2": "--checkpoint and --devices are for one RUN_DIR, got several",
     "compare --jobs 2": "compare: the following arguments are required: --config",
     "dashboard --porject x": "dashboard: unrecognized arguments: --porject x",
 }

@@ -121,7 +121,7 @@ def test_missing_login_and_impossible_output_are_refused(monkeypatch, tmp_path, 
     assert "dashboard needs a W&B login, got none" in error
     assert error.count("\n") == 1
     assert cli.main(["dashboard", "--dry_run", "--output", str(tmp_path / "no" / "where.json")]) == 2
-    assert "--output must be a file that can be written" in capsys.readouterr().err
+    assert "where.json: No such file or directory" in capsys.readouterr().err
 
 
 SWEEPS = sorted((CONFIGS / "sweeps").glob("*.yaml"))

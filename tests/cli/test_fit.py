@@ -1,7 +1,8 @@
-"""`fit`: configuration, help, own components, signals in real processes."""
+"""`fit` and `resume`: configuration, help, own components, signals in real processes."""
 
 import random
 import signal
+from pathlib import Path
 
 import pytest
 import yaml
@@ -152,3 +153,13 @@ def test_interrupt_while_waiting_for_the_first_task_ends_with_the_code_of_the_si
 
     monkeypatch.setattr("obbo_lightning.training.run.build", interrupt)
     assert cli.main(["fit", "--config", "quadratic"]) == 130
+
+
+def test_a_run_is_resumed_with_what_the_flags_ask_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr("obbo_lightning.training.resume.resume", lambda *arguments: asked.append(arguments) or 143)
+    assert cli.main(["resume", "a", "--checkpoint", "c.ckpt", "--devices", "2"]) == 143
+    assert cli.main(["resume", "a", "--rounds", "7", "--data.path", "x", "--data.beyond=8"]) == 143
+    first, second = asked
+    assert first == (Path("a"), Path("c.ckpt"), 2, None, None)
+    assert second == (Path("a"), None, None, 7, {"path": "x", "beyond": 8})

@@ -52,7 +52,7 @@ def test_rates_are_fitted_over_the_setting_that_the_stream_names():
 
 def test_intervals_are_those_of_scipy_and_seeds_without_all_points_are_not_fitted():
     rates = power_law(noise=0.3)
-    x, y = next(rates.lines()).lines["oagd"]
+    x, y = next(rates.lines())[-1]["oagd"]
     slopes = [linregress(np.log(x), np.log(row)).slope for row in y]
     interval = ttest_1samp(slopes, 0).confidence_interval(0.95)
     slope, half = fit_power_law(x, y)
@@ -67,7 +67,7 @@ def test_of_several_values_with_as_many_lengths_the_smallest_is_fixed():
     rows = [("obbo", 0, rounds, number, 1.0) for number in (8.0, 2.0, 4.0) for rounds in (50, 100)]
     rows.append(("obbo", 0, 50, 1.0, 1.0))
     rates = Rates(pl.DataFrame(rows, ["label", "seed", "rounds", "condition_number", "regret"], orient="row"))
-    assert [lines.regret for lines in rates.lines()] == ["regret(T)/T at κ = 2", "regret at T = 50"]
+    assert [regret for _, _, _, regret, _ in rates.lines()] == ["regret(T)/T at κ = 2", "regret at T = 50"]
 
 
 def test_rates_have_a_row_for_each_run_with_an_exact_regret(make_run):

@@ -17,7 +17,7 @@ import pytest
 from obbo_lightning import cli, plot_comparison
 from obbo_lightning.cli.report import terminal_table
 from obbo_lightning.experiments.report import ranks_table, settings_table
-from obbo_lightning.experiments.report_data import Score, Table, report_style
+from obbo_lightning.experiments.report_data import Table, report_style
 from pages.market_event import draw
 
 pytestmark = pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning")
@@ -112,11 +112,11 @@ def test_the_figures_of_a_report_are_there_for_a_notebook(runs, report):
     ("arguments", "message"),
     [
         ([], "report: the following arguments are required: DIR"),
-        (["nowhere"], "report needs directories, got 'nowhere'"),
-        (["{empty}"], "report needs finished runs, and found none in"),
+        (["nowhere"], "nowhere must be a run directory, or have one below it, got none"),
+        (["{empty}"], "empty must be a run directory, or have one below it, got none"),
         (["{runs}", "--output"], "report: argument --output: expected one argument"),
         (["{runs}", "--reference", "oagd"], "--reference must be one of obbo; sobow; adam, got 'oagd'"),
-        (["{runs}", "--output", "{file}"], "--output must be a folder that can be made"),
+        (["{runs}", "--output", "{file}"], "file: File exists"),
         (["{runs}", "--output", "{run}"], "--output must not be a run directory"),
     ],
 )
@@ -208,7 +208,7 @@ def test_a_table_that_is_too_wide_for_a_terminal_is_transposed():
 
 
 def test_ranks_follow_the_direction_and_what_is_not_finite_is_last():
-    scores = {"a": Score(0.5, 0.01), "b": Score(0.7, 0.02), "c": Score(math.nan, None), "d": Score(0.7, 0.02)}
+    scores = {"a": (0.5, 0.01), "b": (0.7, 0.02), "c": (math.nan, None), "d": (0.7, 0.02)}
     for higher, ranks in (
         (True, {"b": "1", "d": "1", "a": "3", "c": "4"}),
         (False, {"a": "1", "b": "2", "d": "2", "c": "4"}),
@@ -219,15 +219,15 @@ def test_ranks_follow_the_direction_and_what_is_not_finite_is_last():
 
 
 def test_those_within_two_standard_errors_of_the_difference_are_not_told_from_the_first():
-    scores = {"first": Score(1.0, 0.3), "near": Score(1.99, 0.4), "far": Score(2.01, 0.4), "alone": Score(1.1, None)}
-    for changes, expected in (({}, {"first", "near"}), ({"first": Score(1.0, None)}, {"first"})):  # 2 √(0.3² + 0.4²)
+    scores = {"first": (1.0, 0.3), "near": (1.99, 0.4), "far": (2.01, 0.4), "alone": (1.1, None)}
+    for changes, expected in (({}, {"first", "near"}), ({"first": (1.0, None)}, {"first"})):  # 2 √(0.3² + 0.4²)
         table = ranks_table({"x": ("", False, {**scores, **changes})})
         assert {row[0] for row in table.rows if row[1].startswith("• ")} == expected
 
 
 def test_methods_of_all_comparisons_come_first_in_the_order_of_their_mean_rank():
-    one = ("accuracy", True, {"adam": Score(0.9, 0.01), "obbo": Score(0.8, 0.01), "sgdm": Score(0.95, None)})
-    two = ("loss", False, {"adam": Score(0.5, 0.2), "obbo": Score(0.1, 0.01)})
+    one = ("accuracy", True, {"adam": (0.9, 0.01), "obbo": (0.8, 0.01), "sgdm": (0.95, None)})
+    two = ("loss", False, {"adam": (0.5, 0.2), "obbo": (0.1, 0.01)})
     table = ranks_table({"one": one, "two": two})
     assert table.columns == ["method", "one: accuracy", "two: loss", "mean rank"]
     assert table.rows == [

@@ -18,11 +18,12 @@ from torch.utils._pytree import tree_flatten
 from toy import SIX
 
 from obbo_lightning import OnlineBilevelModule, cli
-from obbo_lightning.runs.directory import RunDirectory
+from obbo_lightning.config.parse import complete_config
+from obbo_lightning.runs.directory import RunDirectory, read_config
 from obbo_lightning.runs.provenance import list_checkpoints, newest_checkpoint
 from obbo_lightning.streams.market import simulate_market
 from obbo_lightning.training import run as run_file
-from obbo_lightning.training.resume import _change, require_rounds
+from obbo_lightning.training.resume import require_rounds
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the fixed point of the hypergradient:RuntimeWarning"),
@@ -290,13 +291,20 @@ def test_a_run_of_ten_rounds_continues_where_it_would_have_had_them(
         assert require_rounds(run, config, done, ended, asked) == (asked or 10)
 
 
-def test_only_devices_and_data_are_changed():
-    before = config_of(*QUADRATIC)
-    assert _change(config_of(*QUADRATIC), None, None) == before
-    changed = _change(config_of(*QUADRATIC), 2, {"drift": 0.5})
+def test_only_devices_data_and_rounds_are_changed(monkeypatch, capsys):
+    run, built = fit(*QUADRATIC, rounds=4), []
+
+    def build(config):
+        built.append(config)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("obbo_lightning.training.resume.build", build)
+    assert resume(run, "--rounds", 5) == resume(run, "--rounds", 5, "--devices", 2, "--data.drift", 0.5) == 2
+    plain, changed = built
+    assert plain == complete_config(read_config(run)) | {"rounds": 5}
     assert (changed["trainer"].pop("devices"), changed["data"].pop("drift")) == (2, 0.5)
-    before["trainer"].pop("devices"), before["data"].pop("drift")
-    assert changed == before
+    plain["trainer"].pop("devices"), plain["data"].pop("drift")
+    assert changed == plain
 
 
 # Data that have grown.

@@ -445,7 +445,7 @@ def test_lightning_validates_where_asked_to_and_evaluating_a_run_uses_all_tasks(
 
 def test_options_of_the_user_replace_the_usual_ones_and_his_callbacks_come_first(tmp_path):
     ours = object.__new__(RunWriter)
-    names = "[{name: Timer}, {class_path: lightning.pytorch.callbacks.LambdaCallback}, {name: ModelCheckpoint}]"
+    names = "[{name: Timer}, {name: lightning.pytorch.callbacks.LambdaCallback}, {name: ModelCheckpoint}]"
     flags = ["--trainer.callbacks", names, "--trainer.log_every_n_steps", 7, "--trainer.enable_model_summary", "true"]
     config = config_of(*QUADRATIC, *flags)
     config["trainer"]["plugins"] = LightningEnvironment()

@@ -103,7 +103,6 @@ def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(
     assert [int(row["round"]) for row in rows] == [int(row["round"]) for row in timings] == [*range(1, finished + 1)]
     assert [int(row["round"]) for row in rows if row["test_loss"]] == evaluated
     assert [int(row["round"]) for row in timings if row["evaluation_seconds"]] == evaluated
-    assert writer.metrics.history["loss"] == [float(row["loss"]) for row in rows]
     last = losses(module.outer.detach(), test, module.states[0])
     assert {"loss": [float(rows[-1]["test_loss"])]} == writer.latest == last
     assert writer.initial == losses(toy_point(1), test, InnerState())
@@ -355,28 +354,3 @@ def test_a_lane_of_one_number_has_its_weight(tmp_path):
     events = pl.read_csv(tmp_path / "events.csv")
     assert events.columns == ["ticker", "weight", "regret", "gradient_norm"]  # no test tasks
     assert events["weight"].to_list() == [1.0, 2.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("rounds", "wall", "cpu", "on_cpu", "reported"),
-    [
-        (30, 1.0, 0.25, True, True),
-        (30, 1.0, 0.6, True, False),
-        (30, 1.0, 2.0, True, False),
-        (30, 1.0, 0.01, False, False),  # what a GPU computes is no CPU time
-        (4, 1.0, 0.25, True, False),  # a few slow rounds
-    ],
-)
-def test_rounds_that_take_much_longer_than_they_compute_are_reported_once(
-    rounds, wall, cpu, on_cpu, reported, tmp_path, monkeypatch, capsys
-):
-    writer, clocks = make_writer(tmp_path), [100.0, 7.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clocks[0])
-    monkeypatch.setattr("time.process_time", lambda: clocks[1])
-    for _ in range(rounds):
-        writer._begun = clocks[0], clocks[1]
-        clocks[:] = clocks[0] + wall, clocks[1] + cpu
-        assert writer._stop_clock(on_cpu) == pytest.approx(wall)
-        clocks[0] += 50.0  # between rounds, where a run may wait for a task
-    assert writer._average == pytest.approx(wall)
-    assert capsys.readouterr().err.count("obbo: rounds take twice as long as they compute") == reported
