@@ -500,12 +500,20 @@ def _parse(one: _Section) -> Config:
     try:
         parsed = parser.parse_object(nested({one.key(k): v for k, v in one.given.items()}), defaults=False)
     except (ArgumentError, TypeError) as error:
-        for key, value in one.given.items():
-            if f'"{one.key(key)}"' in str(error).partition("\n")[0]:  # Parser key "algorithm.window":
-                wanted = _in_words(_parameters(one.cls)[key].annotation)
-                raise ConfigError(f"{one.key(key)} must be {wanted}, got {value!r}") from None
-        raise ConfigError(" ".join(str(error).split())) from None
+        raise ConfigError(_explain(one) or " ".join(str(error).split())) from None
     return section(_plain(parsed.as_dict()), one.path)
+
+
+def _explain(one: _Section) -> str | None:
+    """Return what is wrong with the first argument that jsonargparse refuses by itself."""
+    names = set(_defaults(one.path, one.cls, one.skip))
+    for key, value in one.given.items():
+        parser = _parser(one.path, one.cls, one.skip | (names - {key}))
+        try:
+            parser.parse_object(nested({one.key(key): value}), defaults=False)
+        except (ArgumentError, TypeError):
+            return f"{one.key(key)} must be {_in_words(_parameters(one.cls)[key].annotation)}, got {value!r}"
+    return None
 
 
 def _in_words(annotation: Any) -> str:

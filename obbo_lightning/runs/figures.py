@@ -67,13 +67,14 @@ def plot_weights(run: str | Path) -> Figure:
 
 def draw_figures(
     directory: Path,
-    rounds: dict[str, np.ndarray],
+    rounds: Mapping[str, Sequence[float]],
     metric: str,
     initial: float | None,
     title: str,
     baselines: Mapping[str, Sequence[float]],
 ) -> list[Path]:
     """Draw scores and cumulative regret from the columns of metrics.csv; returns the paths of the two PNG files."""
+    table = {name: np.array(values, dtype=float) for name, values in rounds.items()}
     others = {name: np.array(values, dtype=float) for name, values in baselines.items()}
     directory.mkdir(exist_ok=True)
     paths = []
@@ -81,11 +82,11 @@ def draw_figures(
         figure = Figure(figsize=(6, 4))
         axes = figure.subplots(gridspec_kw=MARGINS)
         if name == metric:
-            draw_scores(axes, rounds, metric, initial, others)
+            draw_scores(axes, table, metric, initial, others)
         else:
             for regret, colour, style in (("euclidean", BLUE, "-"), ("exact", ORANGE, "--")):
-                if np.isfinite(rounds[f"regret/{regret}"]).any():
-                    axes.plot(rounds["round"], rounds[f"regret/{regret}"], style, color=colour, label=regret)
+                if np.isfinite(table[f"regret/{regret}"]).any():
+                    axes.plot(table["round"], table[f"regret/{regret}"], style, color=colour, label=regret)
             axes.set(xlabel="round t", ylabel="cumulative bilevel local regret", ylim=(0, None))
             axes.legend(frameon=False)
         axes.set_title(escape_mathtext(title))

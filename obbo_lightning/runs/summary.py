@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +33,7 @@ SHOWN_REGRETS = {
 def summarise(
     config: Config,
     stream: Stream,
-    rounds: Mapping[str, np.ndarray],
+    rounds: Mapping[str, Sequence[float]],
     last: Mapping[str, Any],
     initial: Mapping[str, Sequence[float]],
     final: Mapping[str, Sequence[float]],
@@ -49,7 +48,7 @@ def summarise(
     name, higher_is_better = stream.metric
     sign = 1 if higher_is_better else -1
     gains = [sign * (after - before) for before, after in zip(initial[name], final[name], strict=True)]
-    values = rounds[name].tolist()
+    values = list(rounds[name])
     summary: dict[str, Any] = {
         "experiment": config["experiment"],
         "algorithm": short_name(config["algorithm"]["name"]),
@@ -63,7 +62,7 @@ def summarise(
         f"prequential_{name}": sum(values) / len(values),
         f"prequential_{name}_last_100": sum(values[-RECENT:]) / len(values[-RECENT:]),
         **{f"regret_{kind}": _number(last.get(f"regret/{kind}")) for kind in REGRETS},
-        "skipped": int(rounds["skipped"].sum()),
+        "skipped": int(sum(rounds["skipped"])),
     }
     scores = {**{f"initial_test_{one}": initial[one] for one in initial}, "gain": gains}
     for one, numbers in (scores | {f"test_{one}": final[one] for one in final}).items():

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +26,15 @@ TableMark = dict[str, Any]
 class RoundTable:
     """Table that rows are appended to; `open` drops the rows after a round, so that a resumed run writes them again.
 
-    Its header are ``columns``, or the names of the first row. A row is written in rounds that ``every`` divides.
+    Its header are ``columns``, or the names of the first row. A row is written in rounds that ``every`` divides. The
+    columns of ``history`` are kept in memory as well, for the summary and the figures of the run.
     """
 
-    def __init__(self, path: Path, columns: list[str] | None = None, every: int = 1) -> None:
+    def __init__(
+        self, path: Path, columns: list[str] | None = None, every: int = 1, history: Sequence[str] = ()
+    ) -> None:
         self.path, self.columns, self.every = path, columns, every
+        self.history: dict[str, list[float]] = {name: [] for name in history}
         self._file: Any = None
         self._hash = hashlib.sha256()  # of all lines but the last, which may be written again
         self._line, self._rows, self._last_offset = "", 0, 0
@@ -48,6 +53,9 @@ class RoundTable:
         self._line, self._rows = f"{kept[-1]}\n" if kept else "", max(len(kept) - 1, 0)
         self._file = self.path.open("a", newline="")
         self._last_offset = self._file.seek(0, os.SEEK_END) - len(self._line.encode())
+        if self.history:
+            for row in csv.DictReader(kept):
+                self._remember(row)
         return dict(zip(self.columns or (), next(csv.reader(kept[-1:])), strict=True)) if rounds else {}
 
     def append(self, row: dict[str, Any]) -> None:
@@ -65,12 +73,20 @@ class RoundTable:
         """Write the last row again."""
         self._file.truncate(self._last_offset)
         self._file.seek(self._last_offset)
+        for values in self.history.values():
+            values.pop()
         self._write(row)
 
     def _write(self, row: dict[str, Any]) -> None:
         self._line = _csv_line(["" if row.get(name) is None else row[name] for name in self.columns or ()])
         self._file.write(self._line)
         self._file.flush()  # for `watch`
+        self._remember(row)
+
+    def _remember(self, row: dict[str, Any]) -> None:
+        for name, values in self.history.items():
+            value = row.get(name)
+            values.append(math.nan if value is None or value == "" else float(value))
 
     def mark(self) -> TableMark:
         """Return the mark of the present content."""

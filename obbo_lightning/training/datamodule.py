@@ -1,6 +1,8 @@
 """The DataModule: tasks of any stream, in order, from the next round on."""
 
+import contextlib
 import copy
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -40,6 +42,9 @@ def _tasks_of_round(tasks: Sequence[Task], tasks_per_round: int, slots: range, t
     return [tasks[t * tasks_per_round + slot] for slot in slots]
 
 
+_USED: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()  # iterators that gave a task
+
+
 class ArrivingRounds(IterableDataset[list[Task]]):
     """Rounds of an iterable of tasks, until there are no more tasks where ``rounds`` is None.
 
@@ -71,8 +76,13 @@ class ArrivingRounds(IterableDataset[list[Task]]):
         arriving = iter(self.tasks)
         if self.state is not None:
             arriving.load_state_dict(self.state)  # type: ignore[attr-defined]
+        elif self.finished and id(arriving) in _USED:
+            raise ValueError("a stream without state_dict must be a new iterator to continue, got one that was used")
         else:
             deque(islice(arriving, self.finished * self.tasks_per_round), maxlen=0)  # finished rounds
+        if arriving is self.tasks:
+            with contextlib.suppress(TypeError):  # some built-in iterators cannot be referenced weakly
+                _USED[id(arriving)] = arriving
         done = self.finished
         while self.rounds is None or done < self.rounds:
             tasks = list(islice(arriving, self.tasks_per_round))

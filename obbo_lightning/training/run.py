@@ -29,7 +29,6 @@ from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.status import RunStatus
 from obbo_lightning.runs.summary import PlainConsole, print_summary, replace_nonfinite, run_title, summarise
-from obbo_lightning.runs.table import read_columns
 from obbo_lightning.streams.arriving import DamagedTaskError
 from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.threads import take_threads
@@ -240,7 +239,7 @@ def fit(
 
 def _conclude(config: Config, writer: RunWriter, module: OnlineBilevelModule) -> tuple[list[Path], dict[str, Any]]:
     """Write closing files, figures and then the summary."""
-    run, rounds, finished = writer.run, read_columns(writer.run.metrics), int(writer.last_row["round"])
+    run, rounds, finished = writer.run, writer.metrics.history, int(writer.last_row["round"])
     writer.write_closing_files(module.outer.detach())
     baselines: dict[str, list[float]] = {}
     if config["evaluation"]["baselines"] and config["tasks_per_round"] == 1:

@@ -33,6 +33,7 @@ from obbo_lightning.training.signals import Stopped, StopSignals
 
 FEW_COORDINATES = 100  # up to this number λ is written in every round, otherwise with every evaluation
 LANES_EVERY = 100  # rounds between two regrets per lane in lanes.npz
+HISTORY = ("regret/euclidean", "regret/exact", "skipped")  # columns that the figures and the summary need
 SAVED = ("initial", "latest", "last_due", "evaluations", "lane_regrets", "gradient_norms")  # in checkpoints
 
 
@@ -61,7 +62,7 @@ class RunWriter(Checkpoint):
         self._score_columns = [f"{column}{end}" for column in self._evaluated for end in ("", "_se")]
         self._waits = not has_random_access(data.train)  # for the tasks of the next round
         self.evaluate_every, self.checkpoint_every = config["evaluation"]["every"], config["checkpoint"]["every"]
-        self.metrics = RoundTable(run.metrics)
+        self.metrics = RoundTable(run.metrics, history=("round", self.metric, *self._score_columns[:2], *HISTORY))
         self.timings = RoundTable(run.timings, TIMING_COLUMNS)
         self.fingerprints = RoundTable(run.fingerprints, ["round", "tasks"])
         self.outer: RoundTable | None = None

@@ -17,8 +17,7 @@ def make_rounds(values, tests=(), errors=()):
     missing = [NAN] * (len(values) - len(tests))
     columns = {"round": range(1, len(values) + 1), "loss": values}
     columns |= {"test_loss": [*missing, *tests], "test_loss_se": [*missing, *(errors or [NAN] * len(tests))]}
-    columns |= {"regret/euclidean": range(len(values)), "regret/exact": [NAN] * len(values)}
-    return {name: np.array(column, dtype=float) for name, column in columns.items()}
+    return columns | {"regret/euclidean": np.arange(len(values)), "regret/exact": [NAN] * len(values)}
 
 
 @pytest.fixture

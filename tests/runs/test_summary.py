@@ -64,7 +64,7 @@ def test_a_summary_is_what_numpy_makes_of_the_rows_and_the_scores(count):
 
 
 def test_a_number_that_is_not_finite_or_missing_is_none_in_a_summary():
-    rounds = {"mse": np.array([1.0, np.nan, 2.0]), "skipped": np.zeros(3)}
+    rounds = {"mse": [1.0, np.nan, 2.0], "skipped": [0.0] * 3}
     last = {"round": 3, "regret/exact": np.inf, "regret/generalized": None, "regret/euclidean": "0.5"}
     found = replace_nonfinite(
         summarise(CONFIG, make_stream(), rounds, last, {"mse": [1.0, 2.0]}, {"mse": [np.nan, 1.0]})

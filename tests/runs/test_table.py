@@ -6,14 +6,7 @@ import os
 import polars as pl
 import pytest
 
-from obbo_lightning.runs.table import (
-    RoundTable,
-    read_columns,
-    read_rounds,
-    require_rows,
-    restore_last_row,
-    restore_timings,
-)
+from obbo_lightning.runs.table import RoundTable, read_rounds, require_rows, restore_last_row, restore_timings
 
 COLUMNS = ["round", "loss", "test_loss", "regret/exact"]
 ROWS = [
@@ -100,14 +93,14 @@ def test_a_replaced_row_is_written_once_and_a_zero_is_a_number(tmp_path):
     assert (tmp_path / "metrics.csv").read_text() == "round,loss,skipped\n1,0.0,0\n2,0.25,3\n3,1.5,\n"
 
 
-def test_columns_are_read_with_nan_for_empty_cells(path):
-    table = RoundTable(path, COLUMNS)
+def test_some_columns_are_kept_in_memory_also_from_before_a_resume(path):
+    table = RoundTable(path, COLUMNS, history=["loss", "test_loss"])
     table.open(2)
-    table.append({"round": 3, "loss": 8.0})
+    table.append({"round": 3, "loss": 7.0, "test_loss": 1.0})
+    table.replace_last({"round": 3, "loss": 8.0})
     table.close()
-    columns = read_columns(path)
-    assert columns["loss"].tolist() == [0.1, 1e-300, 8.0]
-    assert [math.isnan(value) for value in columns["test_loss"]] == [True, True, True]
+    assert table.history["loss"] == [0.1, 1e-300, 8.0]
+    assert [math.isnan(value) for value in table.history["test_loss"]] == [True, True, True]
 
 
 def test_a_mark_recognises_its_rows_and_restores_the_last_one(path):

@@ -154,11 +154,15 @@ def test_arriving_tasks_of_finished_rounds_are_skipped(slots):
     assert numbers(resumed) == expected
 
 
-def test_an_arriving_stream_has_the_length_of_its_rounds_if_they_are_known():
+def test_a_used_iterator_without_a_state_cannot_continue():
+    used = Counting()
+    next(iter(ArrivingRounds(used, 5, 1, range(1))))
+    with pytest.raises(ValueError, match="a stream without state_dict must be a new iterator to continue"):
+        next(iter(ArrivingRounds(used, 5, 1, range(1), finished=2)))
     assert numbers([next(iter(ArrivingRounds(Counting(), 5, 1, range(1), finished=2)))]) == [[2]]
     with pytest.raises(TypeError, match="an arriving stream has no length"):
-        len(ArrivingRounds(Counting(), None, 1, range(1)))
-    assert len(ArrivingRounds(Counting(), 5, 1, range(1), finished=2)) == 5
+        len(ArrivingRounds(used, None, 1, range(1)))
+    assert len(ArrivingRounds(used, 5, 1, range(1), finished=2)) == 5
 
 
 def test_a_loaded_state_of_an_arriving_stream_stays_until_a_task_is_taken():
