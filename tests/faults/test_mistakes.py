@@ -1,6 +1,5 @@
 """Every mistake is refused in one line with exit code 2, before anything is allocated or written."""
 
-import errno
 import os
 import random
 import shutil
@@ -189,33 +188,3 @@ def test_binary_and_unreadable_files_are_named(tmp_path, capsys):
         (["compare", "--config", "x.yaml"], "x.yaml"),
     ):
         assert name in require_refused(words, capsys, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ENOSPC, "No space left on device", "x.csv"), KeyError("boom"), TypeError("boom"), MemoryError()],
-)
-def test_an_error_of_a_command_is_one_line_and_debug_shows_where(error, monkeypatch, capsys):
-    def fail(arguments):
-        raise error
-
-    monkeypatch.setattr("obbo_lightning.cli.watch.run", fail)
-    assert cli.main(["watch", "x"]) == 2
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert ("x.csv: No space left on device" in line) == isinstance(error, OSError)
-    assert cli.main(["watch", "x", "--debug"]) == 2
-    assert "in fail" in capsys.readouterr().err
-
-
-def test_a_message_is_one_line_of_limited_length_and_so_is_an_early_interrupt(monkeypatch, capsys):
-    def fail(arguments):
-        raise (ValueError("one\ntwo " * 10_000) if arguments.directories == [Path("long")] else KeyboardInterrupt)
-
-    monkeypatch.setattr("obbo_lightning.cli.watch.run", fail)
-    assert cli.main(["watch", "long"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("obbo: one two one")
-    assert (error.count("\n"), len(error) < 2100) == (1, True)
-    assert cli.main(["watch", "x"]) == 130
-    assert capsys.readouterr().err == "obbo: stopped by SIGINT\n"

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import shutil
 
 import pytest
@@ -159,11 +158,8 @@ def test_a_deleted_provenance_is_read_from_the_checkpoint_and_an_edited_one_is_r
     assert "seed must stay 0" in refusal(capsys, "resume", run.path, "--rounds", 9)
 
 
-def test_another_format_is_refused_by_its_number_and_version(run, capsys, monkeypatch):
-    with monkeypatch.context() as later:
-        later.setattr("obbo_lightning.runs.provenance.FORMAT", 99)
-        read = json.loads(run.provenance.read_text())
-        Provenance(**{name: read[name] for name in Provenance._fields}).write(run)
+def test_another_format_is_refused_by_its_number_and_version(run, capsys):
+    read_provenance(run)._replace(format=99).write(run)
     assert "must have a provenance of format 2, got 99, of obbo_lightning" in refusal(capsys, "validate", run.path)
 
 

@@ -109,7 +109,7 @@ def test_rows_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(
     assert saved_rounds(tmp_path) == sorted({*range(2, finished + 1, 2), finished})[-2:]
     content = torch.load(newest(tmp_path), weights_only=True)
     assert content["ended"] == (ended is not None)
-    assert content["provenance"] == read_provenance(writer.run).as_dict()
+    assert content["provenance"] == read_provenance(writer.run)._asdict()
     state = content["callbacks"]["RunWriter"]
     due = [float(row["test_loss"]) for row in rows if row["test_loss"] and int(row["round"]) % 3 == 0][-1]
     assert state["last_due"] == {"loss": [due]}
