@@ -27,8 +27,8 @@ def is_noticed(entry: dict[str, str], copy: Path) -> bool:
     environment = {**os.environ, "PYTHONPATH": str(copy)}  # for processes that the tests start
     try:
         tests = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=120)
-        # Some failed, or a signal killed them (out of memory); codes above 1 mean that they could not be run.
-        return tests.returncode == 1 or tests.returncode < 0
+        # Some failed, or pytest was interrupted or killed by a signal; above 2: there were no tests to run.
+        return tests.returncode in (1, 2) or tests.returncode < 0
     except subprocess.TimeoutExpired:
         return True
     finally:
