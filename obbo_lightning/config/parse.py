@@ -554,7 +554,7 @@ def _unknown_key(one: _Section, key: str, value: Any, sections: Sequence[_Sectio
     own = list(_defaults(one.path, one.cls, one.skip))
     known = [s.key(name) for s in sections for name in _defaults(s.path, s.cls, s.skip)]
     near = [k for k in known if k.startswith(f"{one.path}.") and k.endswith(f".{key}")]
-    near += map(one.key, get_close_matches(key, own, n=1))
+    near += map(one.key, get_close_matches(key, own if one.path else [*own, *TOP_SECTIONS], n=1))
     near += get_close_matches(dotted, known, n=1, cutoff=0.85)
     all_keys = ", ".join(own if one.path else [*own, *TOP_SECTIONS]) or "no keys"
     hint = f"did you mean {near[0]!r}?" if near else f"{one.path or 'the top level'} takes {all_keys}"

@@ -271,6 +271,7 @@ def test_key_with_a_default_must_have_a_value(key):
         ("experiment", "", "experiment must be a plain folder name, got ''"),
         ("algorithm.windw", 3, "unknown key 'algorithm.windw' (value 3); did you mean 'algorithm.window'?"),
         ("round", 3, "unknown key 'round' (value 3); did you mean 'rounds'?"),
+        ("algoritm", "obbo", "unknown key 'algoritm' (value 'obbo'); did you mean 'algorithm'?"),
         ("algorithm.steps", 3, "unknown key 'algorithm.steps' (value 3); did you mean 'algorithm.inner.steps'?"),
         ("data.path", "x", "(data is quadratic; --data NAME chooses another)"),
         ("wandb.colour", "x", "unknown key 'wandb.colour' (value 'x'); wandb takes project, name, group, tags"),
