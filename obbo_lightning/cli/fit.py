@@ -54,8 +54,8 @@ def fit(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     """Continue a run where it was stopped, or beyond its end."""
-    flags, _, _ = read_flags(arguments.overrides)
-    for key in flags:
+    flags, files, switches = read_flags(arguments.overrides)
+    for key in (*flags, *switches, *(["config"] if files else [])):
         if key != "data":
             raise ValueError(
                 f"resume takes --rounds, --data.KEY, --checkpoint and --devices, got --{key}: the other settings of a "

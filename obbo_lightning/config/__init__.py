@@ -1,1 +1,1 @@
-"""From files and flags to checked settings, and from settings to components."""
+"""From files and flags to one checked configuration, and from that to components."""

@@ -44,6 +44,7 @@ MISTAKES = {
     "watch nowhere --every 0": "--every must be a positive number of seconds, got 0",
     "resume a --algorithm.lr=3": "got --algorithm: the other settings of a run decide its results and stay",
     "resume a --seed 3": "got --seed: the other settings of a run decide its results and stay",
+    "resume a --config x.yaml": "got --config: the other settings of a run decide its results and stay",
     "resume a --data.path": "--data.path needs a value, got none",
     "compare --jobs 2": "compare: the following arguments are required: --config",
     "dashboard --porject x": "dashboard: unrecognized arguments: --porject x",
