@@ -69,13 +69,13 @@ class OuterStepAlgorithm(Algorithm):
     """Algorithm with the usual settings of an outer step, for λ with or without parameter groups.
 
     Args:
-        lr: α, outer step size, or ``auto``: a step in the geometry's own units. None: 1e-4, or each group's own.
+        lr: α, outer step size, or ``auto``: a step that grows with evidence. None: 1e-4, or each group's own.
         inner: inner solver (K, η).
         hypergradient: estimator of ∇F_t.
         regularizer: h.
         domain: X.
         clip: largest norm of q_t, per lane.
-        scale: s, a typical change per round where ``lr`` is ``auto``.
+        scale: first typical change per round, where ``lr`` is ``auto``; its effect fades.
         groups: where λ has parameter groups, settings of some of them (lr, scale, geometry, regularizer, domain), by
             name.
     """

@@ -51,6 +51,10 @@ class Distance(ABC):
         """Return which lanes φ is differentiable at."""
         return outer.isfinite().all(-1)
 
+    def inner_weights(self, outer: Tensor, domain: Domain) -> Tensor:
+        """Return w of the inner product Σ w_i x_i y_i of directions at λ ``[lanes, d]``: the inverse of ∇²φ."""
+        return torch.ones_like(outer)
+
 
 class Geometry(Configurable, ABC):
     """Rule for φ_t; its state is a dict of tensors that the optimizer keeps."""
@@ -67,11 +71,13 @@ class Geometry(Configurable, ABC):
     def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
         """Return φ_t after q_t was seen; updates ``state`` in place."""
 
+    def auto_direction(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
+        """Return what ``lr: auto`` steps along ``[lanes, d]``: q, centred on the simplex."""
+        return direction - direction.mean(-1, keepdim=True) if isinstance(domain, Simplex) else direction
+
     def unit(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
         """Return the size of q ``[lanes, 1]``; ``lr: auto`` divides by it, so rescaling f changes no step."""
-        if isinstance(domain, Simplex):  # a constant in q changes nothing on the simplex
-            direction = direction - direction.mean(-1, keepdim=True)
-        return direction.abs().amax(-1, keepdim=True)
+        return self.auto_direction(outer, direction, domain).abs().amax(-1, keepdim=True)
 
     def reach(self, outer: Tensor, domain: Domain) -> Tensor:
         """Return the length of a typical step of ``lr: auto`` with s = 1 ``[lanes, 1]``: the size of λ or of X."""
@@ -109,6 +115,9 @@ class DiagonalQuadratic(Distance):
 
     def strong_convexity(self, domain: Domain) -> float:
         return float(torch.as_tensor(self.scale).min())
+
+    def inner_weights(self, outer: Tensor, domain: Domain) -> Tensor:
+        return torch.ones_like(outer) / self.scale
 
     def step(self, outer: Tensor, direction: Tensor, lr: Rate, regularizer: ElasticNet, domain: Domain) -> Tensor:
         # Coordinate i minimises q x + l1 |x| + (l2/2) x² + (x − λ)²/(2s) with its own step s = α / scale.
@@ -221,6 +230,14 @@ class NegativeEntropy(Entropy):
     def strong_convexity(self, domain: Domain) -> float:
         return 1.0 if isinstance(domain, Simplex) else 1 / _upper(domain)
 
+    def auto_direction(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
+        if isinstance(domain, Simplex):
+            return super().auto_direction(outer, direction, domain)
+        return outer * direction  # ∂f/∂ log λ: it vanishes with λ, so that λ does not collapse
+
+    def inner_weights(self, outer: Tensor, domain: Domain) -> Tensor:
+        return outer if isinstance(domain, Simplex) else torch.ones_like(outer)
+
     def step(self, outer: Tensor, direction: Tensor, lr: Rate, regularizer: ElasticNet, domain: Domain) -> Tensor:
         # log λ⁺ = log λ − α (q + l1), normalised on the simplex
         change = -lr * (direction + regularizer.l1)
@@ -259,6 +276,9 @@ class Burg(Entropy):
 
     def unit(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
         return (outer * direction).abs().amax(-1, keepdim=True)  # Δ log λ ≈ −α λ q
+
+    def inner_weights(self, outer: Tensor, domain: Domain) -> Tensor:
+        return outer.square()
 
     def step(self, outer: Tensor, direction: Tensor, lr: Rate, regularizer: ElasticNet, domain: Domain) -> Tensor:
         # q + l1 + l2 x + (1/λ − 1/x)/α = 0, times α λ x:  α l2 λ x² + b x − λ = 0 with b = 1 + α λ (q + l1).

@@ -12,6 +12,7 @@ from obbo_lightning.core.inner_solvers import GradientDescent, InnerSolver
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.oracle import Oracle, require_shape
 from obbo_lightning.core.problem import Problem
+from obbo_lightning.core.step_map import StepMap
 from obbo_lightning.core.validation import at_least, nonnegative, positive
 
 
@@ -91,13 +92,16 @@ class FixedPoint(Estimator):
     """∇_λ f − η ∇²_λβ g · v_J with v_1 = ∇_β f, v_{j+1} = (I − η ∇²_ββ g) v_j + ∇_β f.
 
     The first iterate costs nothing: J iterations are J − 1 Hessian-vector products through one retained graph. The
-    iteration contracts while η ‖∇²_ββ g‖ < 2; the residual is ‖v_J − v_{J−1}‖ / ‖v_1‖.
+    iteration contracts while η ‖∇²_ββ g‖ < 2; the residual is ‖v_J − v_{J−1}‖ / ‖v_1‖. For an inner solver whose step
+    is preconditioned, η is η P⁻¹ (`StepMap`).
 
     Reference: Grazzi, Franceschi, Pontil, Salzo, "On the Iteration Complexity of Hypergradient Computation", 2020.
 
     Args:
         steps: J, number of iterations for the linear system.
         lr: η, step size of the iteration; None takes the inner solver's.
+        while_contracting: stop, each lane its own, before an iterate that is farther from the last one than that was
+            from the one before.
 
     >>> from obbo_lightning.solvers import ExactSolution
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
@@ -109,36 +113,43 @@ class FixedPoint(Estimator):
 
     steps: int = 5
     lr: float | None = None
-
-    contracts = True
+    while_contracting: bool = False
 
     def __post_init__(self) -> None:
         at_least("hypergradient.steps", self.steps, 1)
         if self.lr is not None:
             positive("hypergradient.lr", self.lr)
 
+    @property
+    def contracts(self) -> bool:  # type: ignore[override]
+        return not self.while_contracting
+
     def require_compatible(self, problem: Problem, solver: InnerSolver) -> None:
         super().require_compatible(problem, solver)
-        self._step_size(solver)
+        self._step_map(solver)
 
-    def _step_size(self, solver: InnerSolver) -> float:
-        lr = self.lr if self.lr is not None else solver.step_size
-        if lr is None:
+    def _step_map(self, solver: InnerSolver) -> StepMap:
+        found = solver.step_map if self.lr is None else StepMap(self.lr)
+        if found is None:
             raise ValueError(f"hypergradient.lr must be given for inner {solver!r}, which has no step size, got None")
-        return lr
+        return found
 
     def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
         inner = solver(oracle, state.inner)
-        lr = self._step_size(solver)
+        step_map = self._step_map(solver)
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
         curvature = oracle.curvature(inner)
         vector = change = by_inner
         for _ in range(self.steps - 1):
             # v_{j+1} − v_j = ∇_β f − η ∇²_ββ g · v_j
-            change = by_inner - lr * curvature.hessian(vector)
+            following = by_inner - step_map.curvature(curvature.hessian, vector)
+            if self.while_contracting:
+                shorter = following.norm(dim=-1, keepdim=True) <= change.norm(dim=-1, keepdim=True)
+                following = following.where(shorter, 0.0)
+            change = following
             vector = vector + change
         # ∇_λ f − η ∇²_λβ g · v_J
-        value = by_outer - lr * curvature.mixed(vector)
+        value = by_outer - step_map.scaled(curvature.mixed, vector)
         return Hypergradient(value, inner, loss, relative_norm(change, by_inner))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.problem import Problem, Task
+from obbo_lightning.core.step_map import StepMap
 from obbo_lightning.core.validation import at_least, decay, one_of, positive
 
 
@@ -29,6 +30,11 @@ class InnerSolver(Configurable, ABC):
     def step_size(self) -> float | None:
         """η, or None for a solver that has none."""
         return None
+
+    @property
+    def step_map(self) -> StepMap | None:
+        """The map of one step, whose fixed point implicit hypergradients are taken at; None for a solver without."""
+        return None if self.step_size is None else StepMap(self.step_size)
 
     @property
     def without_sampling(self) -> "InnerSolver":

@@ -12,7 +12,7 @@ from obbo_lightning.core.domains import Domain, RealSpace
 from obbo_lightning.core.geometry import Distance, Euclidean, Geometry, Rate
 from obbo_lightning.core.parameter_groups import LearningRate, ParameterGroup
 from obbo_lightning.core.regularizers import ElasticNet
-from obbo_lightning.core.step_size import DEFAULT_SCALE, auto_step
+from obbo_lightning.core.step_size import DEFAULT_SCALE, NEW_EXAMPLES, STATE, Fold, Measured, auto_length, measure
 from obbo_lightning.core.validation import positive
 
 
@@ -28,11 +28,11 @@ class BregmanProx(Optimizer):
 
     Args:
         params: parameters, as for any torch optimizer. Their values must lie in ``domain``.
-        lr: α, or ``auto`` (`auto_step`).
+        lr: α, or ``auto`` (`obbo_lightning.core.step_size`).
         geometry: φ_t.
         regularizer: h.
         domain: X.
-        scale: s, where ``lr`` is ``auto``.
+        scale: first s, where ``lr`` is ``auto``.
         groups: resolved parameter groups of λ, instead of the settings above for all of it.
 
     >>> outer = torch.nn.Parameter(torch.tensor([[1.0, 0.05]]))
@@ -41,6 +41,8 @@ class BregmanProx(Optimizer):
     >>> outer.data
     tensor([[0.8000, 0.0000]])
     """
+
+    takes_evidence = True  # ``step`` has the arguments ``newest`` and ``fold``
 
     def __init__(
         self,
@@ -70,8 +72,16 @@ class BregmanProx(Optimizer):
         return {**super().__getstate__(), "groups": self.groups}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Replace every parameter that has a gradient by the solution of its step."""
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, newest: Tensor | None = None, fold: Fold = NEW_EXAMPLES
+    ) -> float | None:
+        """Replace every parameter that has a gradient by the solution of its step.
+
+        Args:
+            closure: evaluates the loss, as for any torch optimizer.
+            newest: d_t, where the gradient is an average q_t; ``lr: auto`` tests its steps on it.
+            fold: the validation examples that gave d_t.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -79,25 +89,34 @@ class BregmanProx(Optimizer):
         for param_group in self.param_groups:
             for parameter in param_group["params"]:
                 if parameter.grad is not None:
-                    updates = [self._update(parameter, group, param_group["lr"]) for group in self.groups]
+                    evidence = parameter.grad if newest is None else newest, fold
+                    updates = [self._update(parameter, group, param_group["lr"], *evidence) for group in self.groups]
                     self.lengths = torch.stack([length for _, length in updates], -1)
                     for group, (after, _) in zip(self.groups, updates, strict=True):
                         parameter[..., group.where].copy_(after)
         return loss
 
-    def _update(self, parameter: Tensor, group: ParameterGroup, lr: float) -> tuple[Tensor, Tensor]:
+    def _update(
+        self, parameter: Tensor, group: ParameterGroup, lr: float, newest: Tensor, fold: Fold
+    ) -> tuple[Tensor, Tensor]:
         """Return argmin_{x ∈ X} ⟨q, x⟩ + h(x) + D_{φ_t}(x, λ)/α of one group, and the length of its step."""
         assert parameter.grad is not None
         outer, direction = parameter[..., group.where], parameter.grad[..., group.where]
-        h, domain, state = group.regularizer, group.domain, self._state(parameter, group)
+        geometry, h, domain, state = group.geometry, group.regularizer, group.domain, self._state(parameter, group)
         rate: Rate = lr * group.factor
         if group.lr == "auto":
-            auto = auto_step(group.geometry, domain, outer, direction, rate, state)
-            distance = group.geometry.distance(auto.relative, state)
-            after = distance.step(outer, auto.direction, auto.rate, h, domain).where(auto.moves, outer)
-            rate = auto.rate.squeeze(-1)
+            measured = measure(geometry, domain, outer, direction, state)
+            distance = geometry.distance(measured.relative, state)
+            newest = newest[..., group.where]
+            evidence = geometry, distance, domain, outer, newest, measured, measured.relative, fold, group.scale, state
+            length = auto_length(*evidence) * (rate / group.scale)  # a scheduler multiplies the steps
+            moves = length > 0
+            rate = (length / measured.typical).where(moves, 1.0)
+            state["lr"] = rate.where(moves, 0.0)
+            after = distance.step(outer, measured.direction, rate, h, domain).where(moves, outer)
+            rate = rate.squeeze(-1)
         else:
-            distance = group.geometry.distance(direction, state)
+            distance = geometry.distance(direction, state)
             after = distance.step(outer, direction, rate, h, domain)
         # √(2 D_φ(λ⁺, λ))/α in double precision, because an entropy's D is a difference of nearly equal numbers
         divergence = distance.divergence(after.double(), outer.double())
@@ -110,7 +129,7 @@ class BregmanProx(Optimizer):
             lr: Rate = self.param_groups[0]["lr"] * group.factor
             if group.lr == "auto":
                 lr = self._state(parameter, group)["lr"]
-                lr = lr.where(lr > 0, 1.0)  # λ has not moved yet
+                lr = lr.where(lr > 0, 1.0)  # λ has not moved
             difference[..., group.where] /= lr
         return difference
 
@@ -139,6 +158,7 @@ def projected_optimizer(
     domain, lr = groups[0].domain, groups[0].lr
     if groups[0].name or lr == "auto":
         optimizer = make([outer], lr=1.0)
+        optimizer.takes_evidence = True  # type: ignore[attr-defined]
         steps = _StepsFromZero(optimizer, outer, groups)
         optimizer.register_step_pre_hook(steps.before)
         optimizer.register_step_post_hook(steps.after)
@@ -155,45 +175,56 @@ def projected_optimizer(
 
 
 class _StepsFromZero:
-    """Let a torch optimizer with ``lr`` 1 step from zero, and take α times that step from λ_t, group by group."""
+    """Let a torch optimizer with ``lr`` 1 step from zero, and take α times that step from λ_t, group by group.
+
+    Its ``step`` takes the arguments ``newest`` and ``fold`` of `BregmanProx.step`.
+    """
 
     def __init__(self, optimizer: Optimizer, outer: Parameter, groups: Sequence[ParameterGroup]) -> None:
         self.optimizer, self.outer, self.groups = optimizer, outer, groups
         self.start: Tensor | None = None
-        self.rates: list[Rate] = []
-        self.states: dict[str, dict[str, Tensor]] = {}  # of groups whose α is auto
+        self.newest: Tensor | None = None
+        self.fold = NEW_EXAMPLES
+        self.measured: dict[str, tuple[Measured, dict[str, Any]]] = {}  # of groups whose α is auto, with their states
 
     @torch.no_grad()
-    def before(self, *_: Any) -> None:
+    def before(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Replace the gradient by directions over their typical size where α is auto, and λ by zero."""
+        own = {name: value for name, value in kwargs.items() if name not in ("newest", "fold")}
         if self.outer.grad is None:
-            return
-        self.start, self.rates, self.states = self.outer.detach().clone(), [], {}
+            return args, own
+        self.newest, self.fold = kwargs.get("newest", self.outer.grad), kwargs.get("fold", NEW_EXAMPLES)
+        self.start, self.measured = self.outer.detach().clone(), {}
         self.outer.grad = self.outer.grad.clone()  # it belongs to the caller
         state: dict[str, Any] = self.optimizer.state.get(self.outer, {})
         for group in self.groups:
-            rate: Rate = group.rate
             if group.lr == "auto":
+                known = state.get(group.name, {}) if group.name else state
+                known = {name: known[name] for name in STATE if name in known}
                 outer, direction = self.outer[..., group.where], self.outer.grad[..., group.where]
-                own = state.get(group.name, {}) if group.name else state
-                own = self.states[group.name] = {name: own[name] for name in ("units", "lr") if name in own}
-                auto = auto_step(group.geometry, group.domain, outer, direction, group.scale, own)
-                direction.copy_(auto.relative)
-                rate = group.scale * group.geometry.reach(outer, group.domain)
-            self.rates.append(rate)
+                measured = measure(group.geometry, group.domain, outer, direction, known)
+                direction.copy_(measured.relative)
+                self.measured[group.name] = measured, known
         self.outer.zero_()
+        return args, own
 
     @torch.no_grad()
     def after(self, *_: Any) -> None:
         """Set λ to λ_t + α times the step, projected on X."""
-        if self.start is None:
+        if self.start is None or self.newest is None:
             return
-        for group, rate in zip(self.groups, self.rates, strict=True):
-            moved = self.start[..., group.where] + rate * self.outer[..., group.where]
-            self.outer[..., group.where] = group.domain.project(moved)
-        for name, own in self.states.items():  # only now: torch fills the state in its step, and only if it is empty
-            self.optimizer.state[self.outer].update({name: own} if name else own)
-        self.start = None
+        for group in self.groups:
+            before, move = self.start[..., group.where], self.outer[..., group.where]
+            rate: Rate = group.rate
+            if group.name in self.measured:
+                measured, known = self.measured[group.name]
+                newest, domain = self.newest[..., group.where], group.domain
+                evidence = newest, measured, -move, self.fold, group.scale, known
+                rate = auto_length(group.geometry, Euclidean(), domain, before, *evidence)
+            self.outer[..., group.where] = group.domain.project(before + rate * move)
+        for name, (_, known) in self.measured.items():  # only now: torch fills the state in its step if it is empty
+            self.optimizer.state[self.outer].update({name: known} if name else known)
+        self.start = self.newest = None
 
 
 def require_no_regularizer(name: str, regularizer: ElasticNet | None) -> None:
@@ -204,11 +235,19 @@ def require_no_regularizer(name: str, regularizer: ElasticNet | None) -> None:
         )
 
 
-def auto_rates(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """Return α_t of the last step by group ``[lanes]`` where it is auto; a λ without groups has the name ''."""
+def auto_metrics(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Return α_t, s_t and c_t of the last step where α is auto ``[lanes]``: ``lr``, ``scale``, ``agreement``.
+
+    Where λ has groups: ``lr/NAME``, ``scale/NAME``, ``agreement/NAME``.
+    """
     state: dict[str, Any] = optimizer.state[parameter]
-    by_group = {"": state} | {name: own for name, own in state.items() if isinstance(own, dict)}
-    return {name: own["lr"].squeeze(-1) for name, own in by_group.items() if "lr" in own}
+    by_group = {"": state} | {f"/{name}": own for name, own in state.items() if isinstance(own, dict)}
+    found: dict[str, Tensor] = {}
+    for suffix, own in by_group.items():
+        if "log_scale" in own:
+            values = {"lr": own["lr"], "scale": own["log_scale"].exp(), "agreement": own["agreement"]}
+            found |= {f"{name}{suffix}": value.squeeze(-1) for name, value in values.items()}
+    return found
 
 
 def require_start(outer: Tensor, domain: Domain, geometry: Geometry | None = None) -> None:

@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.memory import Exchange
-from obbo_lightning.core.optimizer import BregmanProx, auto_rates
+from obbo_lightning.core.optimizer import BregmanProx, auto_metrics
 from obbo_lightning.core.oracle import require_finite, require_outer
 from obbo_lightning.core.parameter_groups import ParameterGroups
 from obbo_lightning.core.regret import GROUP_REGRETS, REGRETS, Regret
+from obbo_lightning.core.step_size import Fold
 from obbo_lightning.core.validation import at_least, one_of
 
 
@@ -32,8 +33,8 @@ class OuterUpdate:
         hypergradient_error: ‖d_t − ∇F_t(λ_t)‖ ``[lanes]`` where the problem has ∇F_t, else None.
         skipped: lanes whose hypergradient, or whose λ after the step, was not finite ``[lanes]``.
         outer: λ_{t+1} ``[lanes, d]``, a copy.
-        step_metrics: α_t where it is auto, ``lr`` or ``lr/NAME``, and ‖G_X‖ of each of several groups,
-            ``generalized_norm/NAME`` ``[lanes]``.
+        step_metrics: ``held_out_gain``; where α is auto ``lr``, ``scale`` and ``agreement`` (α_t, s_t, c_t); ‖G_X‖ of
+            each of several groups, ``generalized_norm`` ``[lanes]``. Where λ has groups, with ``/NAME``.
     """
 
     hypergradient: Tensor
@@ -58,6 +59,7 @@ class OuterStep:
         optimizer: of λ, where the caller has created it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
         groups: parameter groups of λ, where it has them.
+        folds: number of disjoint folds of validation examples that rounds use in turn; 1: new examples in every round.
 
     >>> from obbo_lightning import SGDM
     >>> step = OuterStep(Parameter(torch.ones(1, 2)), SGDM(lr=0.5))
@@ -72,8 +74,9 @@ class OuterStep:
         regret_window: int = 10,
         on_nonfinite: str = "raise",
         optimizer: Optimizer | None = None,
-        apply: Callable[[], Any] | None = None,
+        apply: Callable[..., Any] | None = None,
         groups: ParameterGroups | None = None,
+        folds: int = 1,
     ) -> None:
         require_outer(outer)
         require_finite("outer start", outer.detach())
@@ -83,14 +86,22 @@ class OuterStep:
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
         self.memory = algorithm.memory()
         self.optimizer = optimizer or algorithm.optimizer(outer, groups)
-        self._apply = apply or self.optimizer.step
+        self._apply: Callable[..., Any] = apply or self.optimizer.step
+        self.folds = at_least("folds", folds, 1)
         self.groups = groups.slices if groups is not None and len(groups.slices) > 1 else {}
+        self._named = (
+            {"": slice(None)} if groups is None else {f"/{name}": where for name, where in groups.slices.items()}
+        )
+        self._moved: Tensor | None = None  # λ_t − λ_{t−1}
         windows = dict.fromkeys(REGRETS, 1) | {"euclidean": regret_window, "exact": regret_window}
         self.regret = {name: Regret(windows[name], self.groups if name in GROUP_REGRETS else None) for name in REGRETS}
 
     @torch.no_grad()
-    def __call__(self, hypergradients: Tensor, exact: Tensor | None = None) -> OuterUpdate:
-        """Update λ from the hypergradients ``[rounds, lanes, d]`` of what was solved, this round's own last."""
+    def __call__(self, hypergradients: Tensor, exact: Tensor | None = None, fold: int = 0) -> OuterUpdate:
+        """Update λ from the hypergradients ``[rounds, lanes, d]`` of what was solved, this round's own last.
+
+        ``fold`` is the number of the validation examples that gave this round's hypergradient.
+        """
         if hypergradients.ndim != 3 or hypergradients.shape[1:] != self.outer.shape:
             raise ValueError(
                 f"hypergradients must have shape [rounds, {', '.join(map(str, self.outer.shape))}], "
@@ -105,8 +116,13 @@ class OuterStep:
             exact = exact.where(known["exact"].unsqueeze(-1), 0.0)
         direction = self._clip(self.memory.merge(hypergradients))
         before = self.outer.detach().clone()
+        # The last step, tested on examples that did not produce it: f(λ_{t−1}) − f(λ_t) ≈ −⟨d_t, λ_t − λ_{t−1}⟩
+        tested = -hypergradients[-1] * (torch.zeros_like(before) if self._moved is None else self._moved)
         self.outer.grad = direction
-        self._apply()
+        if getattr(self.optimizer, "takes_evidence", False):
+            self._apply(newest=hypergradients[-1], fold=Fold(fold, self.folds))
+        else:
+            self._apply()
         self.outer.grad = None
         overflowed = ~self.outer.isfinite().all(-1)
         if bool(overflowed.any()):
@@ -114,6 +130,7 @@ class OuterStep:
         self._refuse_nonfinite(
             overflowed, "outer variable is not finite after its step", "lr, a clip, a bounded domain"
         )
+        self._moved = self.outer.detach() - before
         generalized = lengths = None
         if isinstance(self.optimizer, BregmanProx):
             generalized = self.optimizer.generalized_gradient(before, self.outer)
@@ -121,8 +138,8 @@ class OuterStep:
             lengths = None if lengths is None else lengths.where(lengths.isfinite(), 0.0)  # the step was undone
         vectors = {"euclidean": hypergradients[-1], "generalized": generalized, "exact": exact, "geometry": lengths}
         regret = {n: None if v is None else self.regret[n].add(v, known.get(n)) for n, v in vectors.items()}
-        rates = auto_rates(self.optimizer, self.outer)
-        metrics = {f"lr/{name}" if name else "lr": rate for name, rate in rates.items()}
+        metrics = auto_metrics(self.optimizer, self.outer)
+        metrics |= {f"held_out_gain{suffix}": tested[:, where].sum(-1) for suffix, where in self._named.items()}
         for name in GROUP_REGRETS:
             regret |= {f"{name}/{group}": self.regret[name].group_totals.get(group) for group in self.groups}
         if generalized is not None:
@@ -166,6 +183,7 @@ class OuterStep:
             "memory": memory.state_dict(),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),  # torch returns its live tensors
             "regret": {name: regret.state_dict() for name, regret in self.regret.items()},
+            "moved": None if self._moved is None else self._moved.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any], select: Exchange | None = None) -> None:
@@ -176,3 +194,4 @@ class OuterStep:
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         for name, regret in self.regret.items():
             regret.load_state_dict(state["regret"][name])
+        self._moved = None if state["moved"] is None else state["moved"].to(self.outer.device)

@@ -15,10 +15,11 @@ from obbo_lightning.core.domains import Box, Domain, RealSpace, Simplex
 from obbo_lightning.core.geometry import SUPPORTED_STEPS, Euclidean, Geometry, NegativeEntropy
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
 from obbo_lightning.core.step_size import DEFAULT_SCALE
-from obbo_lightning.core.validation import at_least, instance_of, number, one_of, positive
+from obbo_lightning.core.validation import at_least, instance_of, nonnegative, number, one_of, positive
 
 LearningRate = float | Literal["auto"]
 Start = float | Sequence[float] | Tensor
+AROUND = 1000.0  # factor between the start of a positive number and its usual bounds, either way
 SMALLEST = torch.finfo(torch.float32).tiny  # least value of a positive group: an open interval has no nearest point
 COMPONENTS = {"geometry": Geometry, "regularizer": ElasticNet, "domain": Domain}
 SETTINGS = ("lr", "scale", *COMPONENTS)
@@ -37,8 +38,8 @@ class ParameterGroup(Configurable):
         geometry: φ_t.
         regularizer: h.
         domain: X.
-        lr: α, or ``auto`` (`auto_step`).
-        scale: s, where ``lr`` is ``auto``.
+        lr: α, or ``auto``, a step that grows with evidence (`obbo_lightning.core.step_size`).
+        scale: first s, where ``lr`` is ``auto``; its effect fades within a few dozen rounds.
     """
 
     name = ""
@@ -63,8 +64,7 @@ class ParameterGroup(Configurable):
         self.scale = scale
         self._validate()
         if start is not None and not bool(self.domain.contains(start)):
-            rule = "be above 0, and at most its upper end" if isinstance(self, Positive) else f"lie in {self.domain!r}"
-            raise ValueError(f"start must {rule}, got {start[:4].tolist()}")
+            raise ValueError(f"start must lie in {self.domain!r}, got {start[:4].tolist()}")
 
     def start(self, seed: int = 0) -> Tensor:
         """Return the first values ``[size]``; ``seed`` is for groups with random ones."""
@@ -96,7 +96,7 @@ class ParameterGroup(Configurable):
 
     @property
     def rate(self) -> float:
-        """What multiplies the step: α, or s where α is ``auto``."""
+        """What multiplies the step: α, or the first s where α is ``auto``."""
         return self.scale if self.lr == "auto" else self.lr
 
     @property
@@ -122,23 +122,37 @@ class Real(ParameterGroup):
 
 
 class Positive(ParameterGroup):
-    """Positive numbers, such as weights of penalties: negative entropy on (0, upper]^size.
+    """Positive numbers, such as weights of penalties: negative entropy on [lower, upper]^size.
 
-    With ``lr: auto`` a typical change of log λ is s. The smallest value is 1.2e-38.
+    With ``lr: auto`` a typical change of log λ is s.
 
     Args:
         start: first value, or a list of first values.
-        upper: largest value; may be infinite.
+        lower: smallest value; None: a thousandth of the smallest start.
+        upper: largest value, which may be infinite; None: a thousand times the largest start.
         size: how many numbers, where ``start`` is one for all.
         settings: ``geometry``, ``regularizer``, ``domain`` and ``lr`` of a `ParameterGroup`.
 
-    >>> Positive(0.1, upper=10.0).domain.upper
-    10.0
+    >>> Positive(0.5).domain
+    Box(lower=0.0005, upper=500.0)
     """
 
-    def __init__(self, start: Start = 1.0, upper: float = math.inf, size: int | None = None, **settings: Any) -> None:
-        defaults = {"geometry": NegativeEntropy(), "domain": Box(SMALLEST, number("upper", upper))}
-        super().__init__(_values(start, size), **defaults | settings)
+    def __init__(
+        self,
+        start: Start = 1.0,
+        lower: float | None = None,
+        upper: float | None = None,
+        size: int | None = None,
+        **settings: Any,
+    ) -> None:
+        first = _values(start, size)
+        least, most = float(first.min()), float(first.max())
+        if not 0 < least <= most < math.inf:
+            raise ValueError(f"start must be above 0 and finite, got {first[:4].tolist()}")
+        lower = least / AROUND if lower is None else nonnegative("lower", lower)
+        upper = most * AROUND if upper is None else number("upper", upper)
+        defaults = {"geometry": NegativeEntropy(), "domain": Box(max(lower, SMALLEST), upper)}
+        super().__init__(first, **defaults | settings)
 
 
 class OnSimplex(ParameterGroup):

@@ -78,6 +78,7 @@ def run_round(
     state: InnerState | Sequence[InnerState],
     key: Key,
     shard: Shard = WHOLE_ROUND,
+    fold: int | None = None,
 ) -> Round:
     """Run one round: solve its tasks at λ_t, evaluate them, update λ.
 
@@ -91,6 +92,7 @@ def run_round(
         state: where each task's solvers start: `states` of the previous round.
         key: identifies the round's randomness.
         shard: the tasks or the lanes of this process, where several processes share a round.
+        fold: number of the validation examples of this round; None: round mod ``step.folds``.
 
     >>> from obbo_lightning import OBBO
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
@@ -124,7 +126,7 @@ def run_round(
     # Combine: means over a round's tasks, over all processes.
     hypergradients, exact, means = _combine(algorithm, solved[-1], estimates, shard, len(outer))
     # Update: from d_t to λ_{t+1}.
-    update = step(hypergradients, exact)
+    update = step(hypergradients, exact, key.round % step.folds if fold is None else fold)
     ended = []
     for past, found in zip(recalled, estimates, strict=True):
         after = [one.state.map(lambda values: shard.scatter(values, len(outer))) for one in found]
@@ -148,6 +150,7 @@ def online(
     seed: int = 0,
     regret_window: int = 10,
     on_nonfinite: str = "raise",
+    folds: int = 1,
 ) -> Iterator[Round]:
     """Run a stream from its first task; yields every round after λ has learned from it.
 
@@ -160,6 +163,7 @@ def online(
         seed: of all randomness.
         regret_window: w_R of the reported regrets.
         on_nonfinite: ``raise`` or ``skip``.
+        folds: number of disjoint folds of validation examples that rounds use in turn; 1: new examples in every round.
 
     >>> from obbo_lightning import OBBO
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
@@ -173,7 +177,7 @@ def online(
     instance_of("outer", outer, Tensor)
     require_outer(outer)
     parameter = outer if isinstance(outer, Parameter) else Parameter(outer.detach().clone())
-    step = OuterStep(parameter, algorithm, regret_window, on_nonfinite, groups=problem.groups)
+    step = OuterStep(parameter, algorithm, regret_window, on_nonfinite, groups=problem.groups, folds=folds)
     if inner is not None:
         instance_of("inner", inner, Tensor)
         if inner.ndim != 2 or len(inner) != len(outer):

@@ -1,62 +1,167 @@
-"""``lr: auto``: an outer step size in the geometry's own units, so that it does not depend on the units of f."""
+"""``lr: auto``: an outer step size that grows with evidence, free of the units of f.
 
-from typing import NamedTuple
+A step is tested on validation examples that did not produce it: the examples are divided into folds, one after the
+other gives the hypergradient of a round, and c_t compares it with the directions of the other folds' last steps. Where
+every round has new examples, every round is such a test.
+
+    M_t = average size of q, memory 0.99;                 r_t = q_t / M_t, cut at 5
+    c_t = cosine of d_t and U_{−k} = Σ_{j ≠ k} U_j, times min(1, size of d_t / M_t)
+    log s_t = 0.97 log s_{t−1} + 0.03 log 0.08 + log(1 + c_t/4),  0.01 ≤ s_t ≤ 1
+    α_t = s_t · reach(λ_t) · max(0, cosine of d_t and q_t) / M_t
+    U_j ← 0.8 U_j for all j,  U_k ← U_k + r_t
+
+with k the fold of round t. Cosines are those of the geometry at λ_t (`Distance.inner_weights`). The last factor of α_t
+is 1 without a window; with one it is small where the newest hypergradient contradicts the averaged direction, so that a
+window cannot push λ past its optimum.
+
+c_t is positive where steps learned on some examples help on others, around 0 where they follow noise, and negative
+where they are too long: s_t grows from 0.08 to 1 in about 15 rounds of full agreement and falls as quickly.
+"""
+
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from obbo_lightning.core.domains import Domain
-from obbo_lightning.core.geometry import Geometry, Rate
+from obbo_lightning.core.domains import Domain, Simplex
+from obbo_lightning.core.geometry import Distance, Geometry
 
-WINDOW = 50  # number of directions that the median is taken of
-LARGEST = 5.0  # a direction is cut at this multiple of the median
-DEFAULT_SCALE = 0.3  # s
-
-
-class AutoStep(NamedTuple):
-    """Step size and direction of one outer step."""
-
-    rate: Tensor  # α_t [lanes, 1]; 1 in lanes that have not moved yet
-    direction: Tensor  # q_t, cut where it is too large [lanes, d]
-    relative: Tensor  # direction divided by its typical size, free of the units of f [lanes, d]
-    moves: Tensor  # lanes in which a direction was ever seen [lanes, 1]; the others stay where they are
+DEFAULT_SCALE = 0.08  # first s, and its value where there is no evidence either way
+SMALLEST, LARGEST = 0.01, 1.0  # of s
+GROWTH = 0.25  # of s in a round of full agreement
+SCALE_MEMORY = 0.97  # of log s
+SIZE_MEMORY = 0.99  # of M
+MOVE_MEMORY = 0.8  # of U
+CUT = 5.0  # largest q, in units of M
+STATE = ("sizes", "weights", "moves", "log_scale", "agreement", "reach", "lr")  # tensors of a group between steps
 
 
-def auto_step(
-    geometry: Geometry, domain: Domain, outer: Tensor, direction: Tensor, scale: Rate, state: dict[str, Tensor]
-) -> AutoStep:
-    """Return α_t = s · reach / median of unit(q) over the last 50 rounds that had a q, and q cut at 5 medians.
+class Fold(NamedTuple):
+    """Which validation examples gave a hypergradient.
 
-    ``unit`` and ``reach`` belong to the geometry. A typical step:
-
-    - entropies: log λ changes by s;
-    - Euclidean: the coordinate that changes most moves by s times the size of λ or of X;
-    - `AdaptiveDiagonal`: all coordinates together move by as much. H_t is computed from q over its median.
-
-    A single large q hardly changes the median and moves λ by at most 5 s. Skipped rounds do not count.
-
-    ``state`` is updated: ``units``, the last ones of each lane, zero where there was none yet; and ``lr``, α_t.
+    Attributes:
+        number: of the fold, from 0.
+        folds: number of disjoint folds, which are used again and again; 1: every round has new examples.
     """
-    unit = geometry.unit(outer, direction, domain).clamp(max=torch.finfo(outer.dtype).max)
-    units = state.get("units")
-    if units is None:
-        units = outer.new_zeros(*outer.shape[:-1], WINDOW)
-    units = torch.where(unit > 0, torch.cat([units[..., 1:], unit], -1), units)
-    typical = median_of_positive(units)
-    moves = typical > 0
-    typical = typical.where(moves, 1.0)
-    # q min(1, 5 median / unit)
-    direction = direction * (LARGEST * typical / unit).clamp(max=1).where(unit > 0, 1.0)
-    rate = (scale * geometry.reach(outer, domain) / typical).where(moves, 1.0)
-    state.update(units=units, lr=rate.where(moves, 0.0))
-    return AutoStep(rate, direction, direction / typical, moves)
+
+    number: int = 0
+    folds: int = 1
 
 
-def median_of_positive(values: Tensor) -> Tensor:
-    """Return the median of the positive values over the last axis, which stays; 0 where there is none."""
-    ordered = values.sort(-1).values
-    count = (values > 0).sum(-1, keepdim=True)
-    first = values.shape[-1] - count
-    low = ordered.gather(-1, (first + (count - 1) // 2).clamp(max=values.shape[-1] - 1))
-    high = ordered.gather(-1, (first + count // 2).clamp(max=values.shape[-1] - 1))
-    return low / 2 + high / 2  # the sum of two large values would overflow
+NEW_EXAMPLES = Fold()
+
+
+class Measured(NamedTuple):
+    """A direction in units of the typical one.
+
+    Attributes:
+        direction: what the geometry steps along, q_t cut where it is too large ``[lanes, d]``.
+        relative: r_t ``[lanes, d]``.
+        typical: M_t ``[lanes, 1]``; 1 in lanes without any direction so far.
+        moves: lanes in which a direction was ever seen ``[lanes, 1]``; the others stay where they are.
+    """
+
+    direction: Tensor
+    relative: Tensor
+    typical: Tensor
+    moves: Tensor
+
+
+def measure(geometry: Geometry, domain: Domain, outer: Tensor, direction: Tensor, state: dict[str, Any]) -> Measured:
+    """Return q_t in units of M_t, and update M_t in ``state``; skipped rounds, whose q is zero, do not count."""
+    info = torch.finfo(outer.dtype)
+    unit = geometry.unit(outer, direction, domain).clamp(max=info.max)
+    seen = unit >= info.tiny  # a subnormal q has lost its digits, and 1/q may overflow
+    total, weight = state.get("sizes", torch.zeros_like(unit)), state.get("weights", torch.zeros_like(unit))
+    # an outlier counts as 5 typical sizes; (x / w) 5 rather than 5 x / w, which would overflow earlier
+    size = torch.minimum(
+        unit, (total / weight.where(weight > 0, 1.0) * CUT).where(weight > 0, unit).clamp(max=info.max)
+    )
+    # M_t = Σ 0.99^i u_{t−i} / Σ 0.99^i
+    total = torch.where(seen, SIZE_MEMORY * total + (1 - SIZE_MEMORY) * size, total)
+    weight = torch.where(seen, SIZE_MEMORY * weight + (1 - SIZE_MEMORY), weight)
+    moves = weight > 0
+    typical = (total / weight.where(moves, 1.0)).where(moves, 1.0)
+    state.update(sizes=total, weights=weight)
+    direction = geometry.auto_direction(outer, direction, domain)
+    direction = direction * (CUT * typical / unit.where(seen, typical)).clamp(max=1)
+    direction = direction.where(seen, 0.0)
+    return Measured(direction, direction / typical, typical, moves)
+
+
+def auto_length(
+    geometry: Geometry,
+    distance: Distance,
+    domain: Domain,
+    outer: Tensor,
+    newest: Tensor,
+    measured: Measured,
+    move: Tensor,
+    fold: Fold,
+    first: float,
+    state: dict[str, Any],
+) -> Tensor:
+    """Return s_t · reach · max(0, cosine) ``[lanes, 1]``: α_t for directions in units of M_t; 0 where λ stays.
+
+    Args:
+        geometry: of the steps.
+        distance: φ_t.
+        domain: X.
+        outer: λ_t ``[lanes, d]``.
+        newest: d_t, the hypergradient of one fold ``[lanes, d]``.
+        measured: of q_t.
+        move: what λ moves against: r_t, or what a torch optimizer makes of it ``[lanes, d]``.
+        fold: of d_t.
+        first: s_0.
+        state: updated: ``log_scale``, ``agreement``, ``moves``, ``reach`` and ``lr``.
+    """
+    reach, weights = geometry.reach(outer, domain), distance.inner_weights(outer, domain)
+    if "moves" not in state:
+        start = math.log(min(max(first, SMALLEST), LARGEST))
+        state.update(moves=move.new_zeros(fold.folds, *move.shape), reach=reach)
+        state["log_scale"] = torch.full_like(reach, start)
+    if len(state["moves"]) != fold.folds:
+        raise ValueError(f"folds must be {len(state['moves'])} to continue, got {fold.folds}")
+    size = geometry.unit(outer, newest, domain)
+    newest = geometry.auto_direction(outer, newest, domain)
+    present = size > 0
+    newest = newest / newest.abs().amax(-1, keepdim=True).where(present, 1.0)  # its squares neither overflow nor vanish
+    # c_t: d_t of fold k against the last moves of the other folds
+    others = state["moves"].sum(0)
+    if fold.folds > 1:
+        others = others - state["moves"][fold.number]
+    agreement = cosine(newest, others, weights, domain) * (size / measured.typical).clamp(max=1)
+    # log s_t = 0.97 log s_{t−1} + 0.03 log 0.08 + log(1 + c_t/4)
+    log_scale = SCALE_MEMORY * state["log_scale"] + (1 - SCALE_MEMORY) * math.log(DEFAULT_SCALE)
+    log_scale = (log_scale + (GROWTH * agreement).log1p()).clamp(math.log(SMALLEST), math.log(LARGEST))
+    log_scale = log_scale.where(present, state["log_scale"])
+    # Without bounds the reach is the size of λ, which must not vanish when λ passes 0.
+    reach = torch.maximum(reach, SIZE_MEMORY * state["reach"])
+    length = log_scale.exp() * reach * cosine(newest, move, weights, domain).clamp(min=0)
+    length = length.where(measured.moves, 0.0)
+    moves = MOVE_MEMORY * state["moves"]
+    moves[fold.number] += move
+    state.update(log_scale=log_scale, agreement=agreement, moves=moves, reach=reach, lr=length / measured.typical)
+    return length
+
+
+def cosine(first: Tensor, second: Tensor, weights: Tensor, domain: Domain) -> Tensor:
+    """Return the cosine of two vectors in the inner product Σ w_i x_i y_i ``[lanes, 1]``; 0 where one vanishes.
+
+    On the simplex a constant changes nothing, so vectors are centred.
+
+    >>> x, y = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5.0, 7.0, 9.0]])
+    >>> cosine(x, y, torch.ones(1, 3), Simplex())
+    tensor([[1.]])
+    """
+    if isinstance(domain, Simplex):
+        total = weights.sum(-1, keepdim=True)
+        first = first - (weights * first).sum(-1, keepdim=True) / total
+        second = second - (weights * second).sum(-1, keepdim=True) / total
+
+    def inner(x: Tensor, y: Tensor) -> Tensor:
+        return (weights * x * y).sum(-1, keepdim=True)
+
+    norms = inner(first, first).sqrt() * inner(second, second).sqrt()
+    return (inner(first, second) / norms.where(norms > 0, 1.0)).clamp(-1, 1)

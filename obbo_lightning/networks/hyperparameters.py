@@ -55,6 +55,13 @@ class Hyperparameters(nn.Module, Mapping[str, Tensor]):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.outer.dtype in (torch.float16, torch.bfloat16):  # in half precision small steps would be rounded away
             self.outer = before.to(self.outer.device)
+        elif (
+            self.outer.dtype != before.dtype
+            and not before.is_meta
+            and torch.equal(before.cpu(), self.groups.start(dtype=before.dtype))
+        ):
+            # the start itself, not what single precision has left of it: a third is not 0.3333333432674408
+            self.outer = self.groups.start(dtype=self.outer.dtype).to(self.outer.device)
         return self
 
 
@@ -73,7 +80,7 @@ class FunctionalModule:
 
     def flat(self) -> Tensor:
         """Return a copy of the trainable parameters ``[p]`` in the dtype of λ."""
-        return torch.cat([p.detach().flatten() for p in self._trainable().values()]).to(self.hyper.outer.dtype)
+        return torch.cat([p.detach().flatten() for p in self.trainable().values()]).to(self.hyper.outer.dtype)
 
     def apply(
         self, outer: Tensor, flat: Tensor, function: Callable[..., Any], *arguments: Any, seed: int, evaluating: bool
@@ -83,7 +90,7 @@ class FunctionalModule:
         Dropout is left out; a function that draws random numbers nevertheless draws the same ones at every call with
         the same ``seed``. With ``evaluating`` the module is in evaluation mode.
         """
-        state = unflatten(flat, self._trainable())
+        state = unflatten(flat, self.trainable())
         # Copies, because a module may write to its buffers; in the precision of λ.
         others = {n: p.detach() for n, p in self.module.named_parameters() if n not in state}
         for name, value in (others | dict(self.module.named_buffers())).items():
@@ -100,5 +107,6 @@ class FunctionalModule:
             for module in switched:
                 module.training = True
 
-    def _trainable(self) -> dict[str, nn.Parameter]:
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the trainable parameters by name, in the order of β."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}

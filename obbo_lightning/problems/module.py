@@ -13,6 +13,7 @@ from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.parameter_groups import ParameterGroup, ParameterGroups
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Sample, derive_seed
+from obbo_lightning.core.step_map import StepMap
 from obbo_lightning.core.validation import instance_of
 from obbo_lightning.networks.flat import Factory, FlatNetwork, Weights
 from obbo_lightning.networks.hyperparameters import FunctionalModule
@@ -147,14 +148,19 @@ class TrainedModuleProblem(Problem):
 
 @dataclass(frozen=True)
 class CurrentWeights(InnerSolver):
-    """The weights that the module has now: its own training is the inner solver."""
+    """The weights that the module has now: its own training is the inner solver.
+
+    Args:
+        network: the module.
+        training_map: what one step of its optimizer does.
+    """
 
     network: FunctionalModule
-    lr: float  # η of a fixed point
+    training_map: StepMap
 
     @property
-    def step_size(self) -> float | None:
-        return self.lr
+    def step_map(self) -> StepMap | None:
+        return self.training_map
 
     def __call__(self, oracle: Oracle, previous: Tensor | None) -> Tensor:
         return self.network.flat().unsqueeze(0)

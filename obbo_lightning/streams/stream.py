@@ -40,6 +40,8 @@ class Stream(Configurable, ABC):
             them; `task_spec` has their values.
         may_differ: settings of the stream in which runs may differ and still be compared.
         rates_over: setting that rates are fitted over, besides the length.
+        folds: number of disjoint folds of validation examples that tasks use in turn: task t has those of fold
+            t mod ``folds``. 1: every task has new ones.
         train: one task per round, in order: a sequence (task t is a function of t: random access), or an iterable of
             tasks, which may be endless. An iterator with ``state_dict`` and ``load_state_dict`` continues after a
             resume; for any other the tasks of finished rounds are made again and skipped.
@@ -56,6 +58,7 @@ class Stream(Configurable, ABC):
     derived_arguments: ClassVar[tuple[str, ...]] = ()
     may_differ: ClassVar[tuple[str, ...]] = ()
     rates_over: ClassVar[str | None] = None
+    folds: int = 1
 
     train: Sequence[Task] | Iterable[Task]
     validation: Sequence[Task] = ()
@@ -66,6 +69,10 @@ class Stream(Configurable, ABC):
     def task_spec(self) -> dict[str, Any]:
         """Return arguments of a problem or a network that follow from the tasks, by name (``ways``, ``shape``)."""
         return {}
+
+    def folds_of(self, tasks_per_round: int) -> int:
+        """Return the number of folds that rounds use in turn: several tasks of one round have different folds."""
+        return self.folds if tasks_per_round == 1 else 1
 
     def inputs(self) -> dict[str, Any] | None:
         """Return how a user's data become the tensors of a task, in plain values that every checkpoint holds.

@@ -49,10 +49,12 @@ class BregmanOuterStep(L.Callback):
     Args:
         regret_window: w_R.
         on_nonfinite: ``raise`` or ``skip``.
+        folds: number of disjoint folds of validation examples that rounds use in turn.
     """
 
-    def __init__(self, regret_window: int = 10, on_nonfinite: str = "raise") -> None:
+    def __init__(self, regret_window: int = 10, on_nonfinite: str = "raise", folds: int = 1) -> None:
         self.regret_window = at_least("regret_window", regret_window, 1)
+        self.folds = at_least("folds", folds, 1)
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
         self.step: OuterStep | None = None
         self._loaded: dict[str, Any] | None = None
@@ -70,6 +72,7 @@ class BregmanOuterStep(L.Callback):
             optimizer=optimizer.optimizer,
             apply=optimizer.step,
             groups=pl_module.problem.groups,
+            folds=self.folds,
         )
         if self._loaded is not None:
             # Lightning has restored the optimizer itself.
@@ -81,7 +84,7 @@ class BregmanOuterStep(L.Callback):
         """Save memory and regret of all ranks; Lightning saves the optimizer and the outer variable."""
         if self.step is not None:
             state = self.step.state_dict(pl_module.processes.gather_entries)
-            checkpoint["outer_step"] = {name: state[name] for name in ("memory", "regret")}
+            checkpoint["outer_step"] = {name: state[name] for name in ("memory", "regret", "moved")}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Remember the state until training starts: there is no optimizer yet."""
@@ -105,6 +108,8 @@ class OnlineBilevelModule(L.LightningModule):
         tasks_per_round: n; the hypergradient of a round is the mean over its tasks.
         several_tasks: how one process solves several tasks: in a ``loop``, together by ``vmap``, or ``auto``: together
             on a GPU.
+        folds: number of disjoint folds of validation examples that rounds use in turn (`Stream.folds`); 1: new examples
+            in every round.
     """
 
     processes: Processes
@@ -120,6 +125,7 @@ class OnlineBilevelModule(L.LightningModule):
         on_nonfinite: str = "raise",
         tasks_per_round: int = 1,
         several_tasks: str = "auto",
+        folds: int = 1,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -135,7 +141,7 @@ class OnlineBilevelModule(L.LightningModule):
             raise ValueError(f"outer must be a floating-point tensor [lanes, d], got {start.dtype} {list(start.shape)}")
         self.outer = Parameter(start.detach().clone())
         self.states = [InnerState() for _ in range(tasks_per_round)]  # in training those of this rank's tasks
-        self.outer_step = BregmanOuterStep(regret_window, on_nonfinite)
+        self.outer_step = BregmanOuterStep(regret_window, on_nonfinite, folds)
         self._scores: list[dict[str, Tensor]] = []
         self._evaluation_start = InnerState()
         self._loaded_round = 0
@@ -154,7 +160,8 @@ class OnlineBilevelModule(L.LightningModule):
             raise ValueError("data must serve a Stream, which knows its problem, got tasks only")
         problem = data.stream.problem()
         start = data.stream.start(problem, seed)
-        return cls(problem, algorithm, start, seed, tasks_per_round=data.tasks_per_round, **options)
+        settings = {"tasks_per_round": data.tasks_per_round, "folds": data.stream.folds_of(data.tasks_per_round)}
+        return cls(problem, algorithm, start, seed, **settings | options)
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Return the outer step, unless it is attached already."""
@@ -262,6 +269,7 @@ class OnlineBilevelModule(L.LightningModule):
             "on_nonfinite": self.outer_step.on_nonfinite,
             "tasks_per_round": self.tasks_per_round,
             "several_tasks": self.several_tasks,
+            "folds": self.outer_step.folds,
         }
         for name in ("problem", "algorithm"):
             try:

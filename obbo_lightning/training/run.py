@@ -93,7 +93,8 @@ def build(config: Config) -> Components:
     if len(test) and count > len(test):
         raise ValueError(f"evaluation.tasks must be at most the {len(test)} test tasks, got {count}")
     options = ("seed", "regret_window", "on_nonfinite", "tasks_per_round", "several_tasks")
-    module = OnlineBilevelModule(problem, build_algorithm(config), start, **{key: config[key] for key in options})
+    settings = {key: config[key] for key in options} | {"folds": stream.folds_of(config["tasks_per_round"])}
+    module = OnlineBilevelModule(problem, build_algorithm(config), start, **settings)
     if first is not None:
         module.algorithm.inner.require_start(problem, module.outer.detach(), first)
     data = StreamDataModule(

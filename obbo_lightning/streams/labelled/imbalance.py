@@ -11,7 +11,7 @@ from obbo_lightning.core.validation import fraction
 from obbo_lightning.networks.mlp import MLP
 from obbo_lightning.problems.imbalance import VectorScaling
 from obbo_lightning.problems.module import ModuleProblem
-from obbo_lightning.streams.labelled.stream import LabelledExamples, LabelledStream, validation_as_training
+from obbo_lightning.streams.labelled.stream import LabelledExamples, LabelledStream
 from obbo_lightning.streams.stream import Metric
 
 SPREAD = 2.0  # of generated clusters: they overlap, so that frequencies matter
@@ -20,7 +20,7 @@ SPREAD = 2.0  # of generated clusters: they overlap, so that frequencies matter
 class ImbalanceStream(LabelledStream):
     """Rare classes: in each round's batch the frequency of class i is proportional to μ^i.
 
-    A few validation examples of every class stay the same in all rounds; test examples are balanced, too.
+    A round has one of four folds of a few validation examples of every class; test examples are balanced, too.
 
     Args:
         path: an npz file that holds ``images`` (bytes) or ``examples`` (numbers), labels, and perhaps ``is_test``;
@@ -29,7 +29,7 @@ class ImbalanceStream(LabelledStream):
         kept: μ of each phase, in (0, 1]; the phases repeat.
         period: rounds of a phase.
         batch: training examples per round.
-        validation: validation examples per class, the same in every round.
+        validation: validation examples per class; a round has one of four folds of them.
         test: test examples per class and round.
         seed: of the tasks.
     """
@@ -72,7 +72,10 @@ class ImbalanceStream(LabelledStream):
         classes = torch.multinomial(frequency, self.counts["batch"], replacement=True, generator=generator)
         train = self.data.random_rows_of("train", classes, generator)
         test = self._balanced("test", generator)
-        return {"frequency": frequency, **self.data.task(train=train, validation=self.clean, test=test)}
+        return {"frequency": frequency, **self.data.task(train=train, validation=self.fold(t), test=test)}
+
+    def validation_rows(self, t: int) -> Tensor:
+        return self.clean
 
     def baselines(self, problem: Problem, algorithm: Algorithm, rounds: int) -> dict[str, list[float]]:
         """Run plain training, offsets that know the frequencies, and training on the balanced examples."""
@@ -82,8 +85,8 @@ class ImbalanceStream(LabelledStream):
         def outer(t: int) -> Tensor:
             return torch.stack([start[0], torch.cat([self.adjustment(t).to(start), start[0, self.data.classes :]])])
 
-        def add_validation(task: Task) -> Task:
-            more = validation_as_training(task)
+        def add_validation(t: int, task: Task) -> Task:
+            more = self.data.task(train=self.validation_rows(t))
             return task | {name: torch.cat([task[name], values]) for name, values in more.items()}
 
         plain, informed = self.train_with_fixed_outer(problem, algorithm, rounds, outer)

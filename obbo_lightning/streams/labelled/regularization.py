@@ -34,7 +34,7 @@ class RegularizationStream(LabelledStream):
         period: rounds of a phase.
         examples: training examples of a phase.
         batch: training examples of a round, sampled from those of its phase.
-        validation: clean validation examples of a phase.
+        validation: clean validation examples of a phase; a round has one of four folds of them.
         test: test examples per round.
         seed: of the tasks.
     """
@@ -78,16 +78,23 @@ class RegularizationStream(LabelledStream):
 
     def task(self, t: int) -> Task:
         phase = t // self.period
+        rows, wrong, other, _ = self._examples(phase)
+        generator = self.generator("round", t)
+        chosen = torch.randint(len(rows), (self.counts["batch"],), generator=generator)
+        test = self._random_rows("test", "test", phase, generator)
+        task = self.data.task(train=rows[chosen], validation=self.fold(t), test=test)
+        return task | {"train_y": torch.where(wrong[chosen], other[chosen], task["train_y"])}
+
+    def validation_rows(self, t: int) -> Tensor:
+        return self._examples(t // self.period)[-1]
+
+    def _examples(self, phase: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return training rows of a phase, which labels are wrong, the wrong labels, and validation rows."""
         generator = self.generator("phase", phase)
         rows = self._random_rows("train", "examples", phase, generator)
         wrong = torch.rand(rows.shape, generator=generator) < self.noise[phase % len(self.noise)]
         other = torch.randint(self.data.classes, rows.shape, generator=generator)
-        validation = self._random_rows("validation", "validation", phase, generator)
-        generator = self.generator("round", t)
-        chosen = torch.randint(len(rows), (self.counts["batch"],), generator=generator)
-        test = self._random_rows("test", "test", phase, generator)
-        task = self.data.task(train=rows[chosen], validation=validation, test=test)
-        return task | {"train_y": torch.where(wrong[chosen], other[chosen], task["train_y"])}
+        return rows, wrong, other, self._random_rows("validation", "validation", phase, generator)
 
     def _random_rows(self, pool: str, count: str, phase: int, generator: torch.Generator) -> Tensor:
         classes = torch.multinomial(self.mix(phase), self.counts[count], replacement=True, generator=generator)

@@ -18,7 +18,7 @@ POWERS = (0.0, 1.0, 2.0, 4.0, 8.0, 32.0)  # of the share of correct labels: equa
 
 
 class SourcesStream(LabelledStream):
-    """Source weights: each round has labels from every source; a few clean validation examples stay the same.
+    """Source weights: each round has labels from every source, and some of a few clean validation examples.
 
     Args:
         path: an npz file that holds ``images`` (bytes) or ``examples`` (numbers), labels, and perhaps ``is_test``;
@@ -32,7 +32,7 @@ class SourcesStream(LabelledStream):
             step by step.
         period: rounds of a phase, after which other sources are wrong.
         examples: training examples per source and round.
-        validation: clean validation examples, the same in every round.
+        validation: clean validation examples; a round has one of four folds of them.
         test: test examples per round.
         seed: of the tasks.
     """
@@ -73,10 +73,13 @@ class SourcesStream(LabelledStream):
         generator = self.generator("round", t)
         train = self.data.random_rows("train", self.sources * self.counts["examples"], generator)
         test = self.data.random_rows("test", self.counts["test"], generator)
-        task = self.data.task(train=train, validation=self.clean, test=test)
+        task = self.data.task(train=train, validation=self.fold(t), test=test)
         source = torch.arange(self.sources).repeat_interleave(self.counts["examples"])
         given = self._given_labels(t, task["train_y"], source, generator)
         return task | {"train_y": given, "train_source": source, "right": self.right(t)}
+
+    def validation_rows(self, t: int) -> Tensor:
+        return self.clean
 
     def right(self, t: int) -> Tensor:
         """Return the probability that a label of each source comes from a correct one ``[sources]``."""

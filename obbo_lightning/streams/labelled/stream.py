@@ -25,6 +25,7 @@ from obbo_lightning.streams.readers import read_npz, require_file, require_image
 from obbo_lightning.streams.stream import Stream, Tasks
 
 POOLS = ("train", "validation", "test")
+FOLDS = 4  # of the validation examples
 FRACTION = 10  # every tenth example is for validation; another tenth for tests, where the file names none
 
 
@@ -164,7 +165,7 @@ def _numbers(examples: Tensor) -> Tensor:
 
 
 class LabelledStream(Stream):
-    """Base of streams whose rounds have a training batch, clean validation examples and new test examples.
+    """Base of streams whose rounds have a training batch, a fold of the clean validation examples, new test examples.
 
     ``counts`` are numbers of examples, by name of the argument.
     """
@@ -173,11 +174,20 @@ class LabelledStream(Stream):
         self.data, self.seed = data, seed
         self.period = at_least("data.period", period, 1)
         self.counts = {name: at_least(f"data.{name}", count, 1) for name, count in counts.items()}
+        self.folds = min(FOLDS, self.counts["validation"])
         self.train = Tasks(self.task, length=1_000_000)
 
     @abstractmethod
     def task(self, t: int) -> Task:
         """Return the task of round t, counted from 0."""
+
+    @abstractmethod
+    def validation_rows(self, t: int) -> Tensor:
+        """Return all validation examples of round t."""
+
+    def fold(self, t: int) -> Tensor:
+        """Return the validation examples of the fold of round t."""
+        return self.validation_rows(t)[t % self.folds :: self.folds]
 
     def task_spec(self) -> dict[str, Any]:
         return {"ways": self.data.classes, "shape": self.data.shape}
@@ -195,13 +205,13 @@ class LabelledStream(Stream):
         algorithm: Algorithm,
         rounds: int,
         outer: Callable[[int], Tensor],
-        change: Callable[[Task], Task] | None = None,
+        change: Callable[[int, Task], Task] | None = None,
     ) -> list[list[float]]:
         """Return the metric of each round, lane by lane, for given λ_t ``[lanes, d]``, without hypergradients."""
         state, found = InnerState(), []
         for t in range(rounds):
             at, task = outer(t), self.task(t)
-            task = task if change is None else change(task)
+            task = task if change is None else change(t, task)
             oracle = Oracle(problem, at, task, Key(round=t), state.solver_state)
             inner = algorithm.inner(oracle, algorithm.inner.warm_start(oracle, state.inner))
             state = InnerState(inner if algorithm.inner.warm_starts else None, None, oracle.solver_state)
@@ -216,13 +226,7 @@ class LabelledStream(Stream):
         loss, start = problem.validation_loss, problem.hyper.start()
         plain = ModuleProblem(problem.network.template, problem.hyper, loss, loss, problem.score_function)
 
-        def replace_training(task: Task) -> Task:
-            kept = {name: values for name, values in task.items() if not name.startswith("train_")}
-            return kept | validation_as_training(task)
+        def replace_training(t: int, task: Task) -> Task:
+            return task | self.data.task(train=self.validation_rows(t))
 
         return self.train_with_fixed_outer(plain, algorithm, rounds, lambda t: start, replace_training)[0]
-
-
-def validation_as_training(task: Task) -> Task:
-    """Return the validation examples of a task under the names of training examples."""
-    return {n.replace("validation_", "train_", 1): v for n, v in task.items() if n.startswith("validation_")}
