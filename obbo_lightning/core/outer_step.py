@@ -54,8 +54,8 @@ class OuterStep:
         outer: λ, updated in place.
         algorithm: determines the memory, the optimizer and the clipping.
         regret_window: w_R, window of the regret: it belongs to the experiment, the same for every algorithm.
-        on_nonfinite: ``raise``, or ``skip``: the window gets a zero for the lane, and the regret repeats its d_{t−1},
-            so that divergence does not lower the regret; a lane whose step overflows keeps λ_t.
+        on_nonfinite: ``raise``, or ``skip``: the window gets a zero for the lane, and every regret counts the round
+            before once more, so that divergence does not lower it; a lane whose step overflows keeps λ_t.
         optimizer: of λ, where the caller has created it from the algorithm already.
         apply: takes the optimizer's step, where that is more than ``optimizer.step()``.
         groups: parameter groups of λ, where it has them.
@@ -136,6 +136,8 @@ class OuterStep:
             generalized = self.optimizer.generalized_gradient(before, self.outer)
             lengths = self.optimizer.lengths
             lengths = None if lengths is None else lengths.where(lengths.isfinite(), 0.0)  # the step was undone
+        skipped = skipped | overflowed
+        known |= {"generalized": ~skipped, "geometry": ~skipped}  # of steps, which a skipped lane has not taken
         vectors = {"euclidean": hypergradients[-1], "generalized": generalized, "exact": exact, "geometry": lengths}
         regret = {n: None if v is None else self.regret[n].add(v, known.get(n)) for n, v in vectors.items()}
         metrics = auto_metrics(self.optimizer, self.outer)
@@ -150,7 +152,7 @@ class OuterStep:
             generalized_gradient=generalized,
             regret=regret,
             hypergradient_error=None if exact is None else (hypergradients[-1] - exact).norm(dim=-1),
-            skipped=skipped | overflowed,
+            skipped=skipped,
             outer=self.outer.detach().clone(),
             step_metrics=metrics,
         )

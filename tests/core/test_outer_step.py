@@ -1,5 +1,6 @@
 """The outer step: memory, clipping, what is not finite, regrets, and exact continuation from a state."""
 
+import itertools
 import math
 
 import pytest
@@ -91,14 +92,40 @@ def test_a_skipped_lane_counts_as_zero_and_the_others_continue():
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_a_skipped_round_counts_in_the_regret_as_the_one_before_it(window):
     def regrets(values):
-        step = make_step(
-            OBBO(lr=1e-3, window=1), torch.zeros(1, 1, dtype=F64), regret_window=window, on_nonfinite="skip"
-        )
+        step = make_step(euclidean(lr=1e-3), torch.zeros(1, 1, dtype=F64), regret_window=window, on_nonfinite="skip")
         found = [step(torch.tensor([[[x]]], dtype=F64), torch.tensor([[2 * x]], dtype=F64)).regret for x in values]
-        return [(float(one["euclidean"]), float(one["exact"])) for one in found]
+        return [{name: pytest.approx(float(value)) for name, value in one.items()} for one in found]
 
     assert regrets([3.0, 4.0, math.nan, math.inf, 5.0, math.nan]) == regrets([3.0, 4.0, 4.0, 4.0, 5.0, 5.0])
     assert regrets([math.nan, 3.0]) == regrets([0.0, 3.0])  # there is no earlier one
+
+
+@pytest.mark.parametrize("algorithm", [OBBO(lr=0.1, window=4), euclidean(lr=0.1, window=4)])
+def test_a_skipped_lane_counts_its_last_step_again_also_per_group_and_the_other_lane_its_own(algorithm):
+    """The regrets of steps, whose direction is an average over the window and not zero in a skipped round."""
+    groups = ParameterGroups(decay=Positive(0.2), shift=Interval(-1.0, 1.0, size=2))
+    step = make_step(algorithm, groups.start(lanes=2, dtype=F64), groups=groups, on_nonfinite="skip")
+    vectors, updates = normal(6, 1, 2, 3), []
+    vectors[3:5, :, 0, 1] = math.nan
+    for vector in vectors:
+        updates.append({n: v.clone() for n, v in step(vector).regret.items() if v is not None})
+    for name in ("generalized", "geometry", "generalized/decay", "generalized/shift"):
+        gained = torch.stack([after[name] - before[name] for before, after in itertools.pairwise(updates)])[1:]
+        assert torch.allclose(gained[1:3, 0], gained[0, 0].expand(2), rtol=1e-12), name  # rounds 4 and 5 as round 3
+        assert not torch.isclose(gained[3, 0], gained[0, 0]), name
+        assert not torch.isclose(gained[1:3, 1], gained[0, 1]).any(), name
+
+
+def test_a_step_that_overflows_counts_in_the_regret_of_steps_as_the_one_before_it():
+    step = make_step(euclidean(lr=1e30), torch.ones(1, 1), on_nonfinite="skip")
+    updates = [step(torch.tensor([[[x]]])) for x in (1e-30, 1e30)]
+    assert [bool(update.skipped) for update in updates] == [False, True]
+    for name in ("generalized", "geometry"):
+        first, second = (float(update.regret[name]) for update in updates)
+        assert first > 0
+        assert second / first == pytest.approx(2)
+    # its hypergradient is known
+    assert float(updates[1].regret["euclidean"]) > 1e50
 
 
 def test_the_exact_regret_continues_after_a_round_in_which_it_is_not_finite():
@@ -148,7 +175,7 @@ def test_a_step_of_parameter_groups_continues_exactly_from_its_state(cls, lr):
         for vector, one in zip(vectors[25:], expected[25:], strict=True):
             other = step(vector)
             assert torch.equal(other.outer, one.outer)
-            assert bool(one.step_metrics) == (lr == "auto" or cls is OBBO)
+            assert ("lr/decay" in one.step_metrics) == (lr == "auto")
             for name, value in (one.step_metrics | one.regret).items():
                 assert value is None or torch.equal(value, (other.step_metrics | other.regret)[name]), name
 
