@@ -101,7 +101,7 @@ class FixedPoint(Estimator):
         steps: J, number of iterations for the linear system.
         lr: η, step size of the iteration; None takes the inner solver's.
         while_contracting: stop, each lane its own, before an iterate that is farther from the last one than that was
-            from the one before.
+            from the one before, or not finite; its residual is then that of the iterate that was not taken.
 
     >>> from obbo_lightning.solvers import ExactSolution
     >>> from obbo_lightning.streams.quadratic import QuadraticTasks
@@ -140,14 +140,15 @@ class FixedPoint(Estimator):
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
         curvature = oracle.curvature(inner)
         vector = change = by_inner
+        contracting = torch.ones_like(by_inner[..., :1], dtype=torch.bool)
         for _ in range(self.steps - 1):
             # v_{j+1} − v_j = ∇_β f − η ∇²_ββ g · v_j
-            following = by_inner - step_map.curvature(curvature.hessian, vector)
+            previous, change = change, by_inner - step_map.curvature(curvature.hessian, vector)
             if self.while_contracting:
-                shorter = following.norm(dim=-1, keepdim=True) <= change.norm(dim=-1, keepdim=True)
-                following = following.where(shorter, 0.0)
-            change = following
-            vector = vector + change
+                contracting &= change.norm(dim=-1, keepdim=True) <= previous.norm(dim=-1, keepdim=True)
+                vector = vector + change.where(contracting, 0.0)
+            else:
+                vector = vector + change
         # ∇_λ f − η ∇²_λβ g · v_J
         value = by_outer - step_map.scaled(curvature.mixed, vector)
         return Hypergradient(value, inner, loss, relative_norm(change, by_inner))
@@ -158,7 +159,8 @@ class ConjugateGradient(Estimator):
     """∇_λ f − ∇²_λβ g · v where ∇²_ββ g · v = ∇_β f is solved by J steps of conjugate gradients, each lane its own.
 
     A lane that has reached ``tol`` stops; so does one that meets a direction of negative curvature, where the system
-    is no minimisation. The residual is the one that the iteration updates, not a new product.
+    is no minimisation. The residual is the one that the iteration updates, not a new product. For an inner solver with
+    weight decay of its own, which is no part of g, the Hessian is that of g and the decay (`StepMap.stationarity`).
 
     Args:
         steps: J, number of iterations for the linear system.
@@ -183,12 +185,20 @@ class ConjugateGradient(Estimator):
 
     def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
         inner = solver(oracle, state.inner)
+        step_map = solver.step_map or StepMap(1.0)
+        if step_map.maximizes:
+            raise ValueError("hypergradient 'ConjugateGradient' needs an optimizer that minimizes, got maximize=True")
         loss, by_outer, by_inner = oracle.outer_gradients(inner)
+        by_inner = step_map.trained(by_inner)
         curvature = oracle.curvature(inner)
+
+        def hessian(vector: Tensor) -> Tensor:
+            return step_map.stationarity(curvature.hessian, vector)
+
         # ∇²_ββ g · v = ∇_β f
         if self.warm_start and state.linear_solution is not None:
-            vector = state.linear_solution
-            residual = by_inner - curvature.hessian(vector)
+            vector = step_map.trained(state.linear_solution)
+            residual = by_inner - hessian(vector)
         else:
             vector, residual = torch.zeros_like(by_inner), by_inner
         search = residual
@@ -197,7 +207,7 @@ class ConjugateGradient(Estimator):
         for _ in range(self.steps):
             # with the residual r and the search direction p:  a = ⟨r, r⟩ / ⟨p, Hp⟩, v ← v + a p, r ← r − a Hp,
             # p ← r + (⟨r, r⟩ / its previous value) p
-            product = curvature.hessian(search)
+            product = hessian(search)
             bend = (search * product).sum(-1, keepdim=True)
             active = (squared > goal) & (bend > 0)
             length = torch.where(active, squared / bend.where(active, 1.0), 0.0)

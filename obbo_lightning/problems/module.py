@@ -158,6 +158,9 @@ class CurrentWeights(InnerSolver):
     network: FunctionalModule
     training_map: StepMap
 
+    def __repr__(self) -> str:
+        return "CurrentWeights()"  # those of a network do not belong into an error message
+
     @property
     def step_map(self) -> StepMap | None:
         return self.training_map
