@@ -53,6 +53,10 @@ class Algorithm(Configurable, ABC):
     def optimizer(self, outer: Parameter, groups: ParameterGroups | None = None) -> Optimizer:
         """Return the optimizer of λ; refuses a start outside of X, and parameter groups that do not fit."""
 
+    def resolved_groups(self, groups: ParameterGroups | None) -> list[ParameterGroup]:
+        """Return the parameter groups with the settings of this algorithm; one without a name where λ has none."""
+        return resolve_groups(groups, DEFAULT_GROUP, {}, None)
+
     def require_compatible(self, problem: Problem) -> None:
         """Refuse, before the first round, a problem that lacks what this algorithm needs."""
         self.hypergradient.require_compatible(problem, self.inner)
@@ -110,7 +114,10 @@ class OuterStepAlgorithm(Algorithm):
     def optimizer(self, outer: Parameter, groups: ParameterGroups | None = None) -> Optimizer:
         if groups is not None:
             groups.require_size(outer)
-        return self._make_optimizer(outer, resolve_groups(groups, DEFAULT_GROUP, self._settings(), self.groups))
+        return self._make_optimizer(outer, self.resolved_groups(groups))
+
+    def resolved_groups(self, groups: ParameterGroups | None) -> list[ParameterGroup]:
+        return resolve_groups(groups, DEFAULT_GROUP, self._settings(), self.groups)
 
     @abstractmethod
     def _make_optimizer(self, outer: Parameter, groups: list[ParameterGroup]) -> Optimizer:

@@ -14,11 +14,13 @@ from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.domains import Box, Domain, RealSpace, Simplex
 from obbo_lightning.core.geometry import SUPPORTED_STEPS, Euclidean, Geometry, NegativeEntropy
 from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
+from obbo_lightning.core.statistics import median
 from obbo_lightning.core.step_size import DEFAULT_SCALE
 from obbo_lightning.core.validation import at_least, instance_of, nonnegative, number, one_of, positive
 
 LearningRate = float | Literal["auto"]
 Start = float | Sequence[float] | Tensor
+FEW_COORDINATES = 100  # up to this number λ is written and logged in every round, and in the summary of a run
 AROUND = 1000.0  # factor between the start of a positive number and its usual bounds, either way
 SMALLEST = torch.finfo(torch.float32).tiny  # least value of a positive group: an open interval has no nearest point
 COMPONENTS = {"geometry": Geometry, "regularizer": ElasticNet, "domain": Domain}
@@ -254,6 +256,12 @@ class ParameterGroups(Configurable):
             if group.has_named_coordinates
             for i in range(group.size)
         }
+
+    def medians(self, outer: Tensor) -> dict[str, float]:
+        """Return the median over lanes of each named coordinate, ``outer [lanes, d]``."""
+        coordinates = self.coordinates()
+        values = torch.stack([median(outer[:, i]) for i in coordinates.values()]).tolist() if coordinates else []
+        return dict(zip(coordinates, values, strict=True))
 
     def require_size(self, outer: Tensor) -> None:
         """Refuse a λ of another size."""

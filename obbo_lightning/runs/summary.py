@@ -10,17 +10,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from obbo_lightning.config.parse import Config, component_class
 from obbo_lightning.config.registry import short_name
+from obbo_lightning.core.parameter_groups import FEW_COORDINATES, ParameterGroup
 from obbo_lightning.core.regret import REGRETS
 from obbo_lightning.core.statistics import mean_and_error
+from obbo_lightning.core.tuning_result import SIGNIFICANT, bound_reached, how_far
 from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.problems.forgetting import Forgetting
 from obbo_lightning.streams.stream import Stream
 
 RECENT = 100  # rounds
+FEW = 3  # values that a line shows
+LAST_ROUNDS = 10  # a run in which all of these were skipped has diverged
 # Regrets in the closing table. With steps that adapt to each coordinate the generalized one in the Euclidean norm is
 # about coordinates times rounds; in the geometry's own norm it has the units of f.
 SHOWN_REGRETS = {
@@ -39,11 +44,13 @@ def summarise(
     final: Mapping[str, Sequence[float]],
     validation_tasks: int = 0,
     baselines: Mapping[str, Sequence[float]] | None = None,
+    lanes: int = 1,
 ) -> dict[str, Any]:
-    """Return the summary of a run, but for its seconds and the notes of its problem.
+    """Return the summary of a run, but for its seconds, the notes of its problem and what it has tuned.
 
     ``rounds`` are columns of metrics.csv and ``last`` its last row; ``initial`` and ``final`` are the scores of the
-    test tasks (and lanes) by name, with λ_1 and with the last λ; ``baselines`` have the metric of each round by name.
+    test tasks (and lanes) by name, with λ_1 and with the last λ; ``baselines`` have the metric of each round by name;
+    ``lanes`` is the number of lanes, of which each round has skipped some.
     """
     name, higher_is_better = stream.metric
     sign = 1 if higher_is_better else -1
@@ -63,6 +70,8 @@ def summarise(
         f"prequential_{name}_last_100": sum(values[-RECENT:]) / len(values[-RECENT:]),
         **{f"regret_{kind}": _number(last.get(f"regret/{kind}")) for kind in REGRETS},
         "skipped": int(sum(rounds["skipped"])),
+        "rounds_with_skips": sum(count > 0 for count in rounds["skipped"]),
+        "diverged": all(count == lanes for count in rounds["skipped"][-LAST_ROUNDS:]),
     }
     scores = {**{f"initial_test_{one}": initial[one] for one in initial}, "gain": gains}
     for one, numbers in (scores | {f"test_{one}": final[one] for one in final}).items():
@@ -79,6 +88,62 @@ def summarise(
             median = _middle("", naive)["_median"]
             summary |= {f"last_value_{name}": mean_and_error(naive)[0], f"last_value_{name}_median": median}
     return summary
+
+
+def summarise_tuning(
+    groups: Sequence[ParameterGroup],
+    rounds: Mapping[str, Sequence[float]],
+    last: Mapping[str, Any],
+    start: Tensor,
+    final: Tensor,
+    held_out: bool = True,
+) -> dict[str, dict[str, Any]]:
+    """Return whether it helped to learn λ, for each named parameter group and whatever has automatic steps.
+
+    The gain of a round is −⟨d_t, λ_t − λ_{t−1}⟩, to first order how much lower the last step made the loss of this
+    round, whose examples did not produce it. Its sum over rounds has the standard error of independent terms.
+
+    Args:
+        groups: with the settings of the algorithm; one without a name where λ has none, which is called ``outer``.
+        rounds: columns of metrics.csv with the gains.
+        last: the last row of metrics.csv.
+        start: λ_1 ``[lanes, d]``, of which medians over lanes are taken.
+        final: the last λ.
+        held_out: whether the examples of consecutive rounds are disjoint.
+    """
+    found = {}
+    for group in groups:
+        suffix = f"/{group.name}" if group.name else ""
+        has_values = bool(group.name) and group.has_named_coordinates
+        if not has_values and f"lr{suffix}" not in last:
+            continue
+        gains = rounds[f"held_out_gain{suffix}"]
+        gain, error = sum(gains), mean_and_error(gains)[1]
+        error = None if error is None else error * len(gains)
+        helped = held_out and error is not None and gain > SIGNIFICANT * error
+        first, now = (outer[:, group.where].double().cpu() for outer in (start, final))
+        bound = None
+        values: dict[str, Any] = {"moved": _relative_change(first, now)}
+        if has_values:
+            first, now = first.quantile(0.5, dim=0), now.quantile(0.5, dim=0)
+            few = group.size <= FEW_COORDINATES
+            values = {"start": first.tolist(), "final": now.tolist()} if few else {}
+            values["moved"], bound = how_far(group, first, now), bound_reached(group.domain, now)
+        verdict = "helped" if helped else "no evidence that it helped"
+        found[group.name or "outer"] = {
+            "gain": gain,
+            "gain_se": error,
+            "held_out": held_out,
+            **values,
+            "verdict": verdict if bound is None else f"{verdict}; reached its {bound}",
+        }
+    return found
+
+
+def _relative_change(start: Tensor, final: Tensor) -> str:
+    """Return in words how far many unnamed numbers have moved: the median over lanes."""
+    change, norm = (float(values.norm(dim=-1).quantile(0.5)) for values in (final - start, start))
+    return f"by {100 * change / norm:.2g} % of its norm" if norm else f"by {change:.3g}"
 
 
 def _middle(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -125,6 +190,12 @@ def print_summary(
     better = "higher is better" if summary["higher_is_better"] else "lower is better"
     for label, value in (*_test_rows(summary, better), *_other_rows(summary, better)):
         table.add_row(label, value)
+    for name, one in summary.get("tuning", {}).items():
+        table.add_row(*_tuning_row(name, one))
+    if summary["skipped"]:
+        label = "rounds skipped as not finite: each counts as the one before it, and regrets are lower bounds"
+        table.add_row(label, describe_skips(summary), style="bold red")
+    table.add_row("seconds", f"{summary['seconds']:.0f}")
     console.print(table)
     for name, note in summary.get("notes", {}).items():
         console.print(f"{name}: {note}", soft_wrap=True)
@@ -177,10 +248,29 @@ def _other_rows(summary: dict[str, Any], better: str) -> Iterator[tuple[str, str
     for name, meaning in SHOWN_REGRETS.items():
         if summary.get(f"regret_{name}") is not None:
             yield f"{meaning}; lower is better", f"{summary[f'regret_{name}']:.4g}"
-    if summary["skipped"]:
-        label = "rounds skipped as not finite: each counts as the one before it, and regrets are lower bounds"
-        yield label, str(summary["skipped"])
-    yield "seconds", f"{summary['seconds']:.0f}"
+
+
+def _tuning_row(name: str, one: dict[str, Any]) -> tuple[str, str]:
+    """Return how far a parameter group has moved, and whether that helped."""
+    start, final = (", ".join(f"{value:.3g}" for value in one.get(key, ())) for key in ("start", "final"))
+    values = f" {start} → {final}" if 0 < len(one.get("start", ())) <= FEW else ""
+    gain, error = ("unknown" if value is None else f"{value:.2g}" for value in (one["gain"], one["gain_se"]))
+    kind = "held-out gain" if one["held_out"] else "gain on the examples that produced it"
+    return f"{name}{values} ({one['moved']})", f"{kind} {gain} ± {error}: {one['verdict']}"
+
+
+def describe_skips(summary: Mapping[str, Any]) -> str:
+    """Return how many rounds were skipped, in how many lanes if in several, and whether the last ones were.
+
+    >>> describe_skips({"skipped": 6, "rounds_with_skips": 3, "rounds": 20, "diverged": False})
+    '3 of 20, 6 in all lanes'
+    >>> describe_skips({"skipped": 15, "rounds_with_skips": 15, "rounds": 20, "diverged": True})
+    '15 of 20, and all of the last 10: the run has diverged'
+    """
+    skipped, rounds = summary["rounds_with_skips"], summary["rounds"]
+    lanes = f", {summary['skipped']} in all lanes" if summary["skipped"] > skipped else ""
+    end = f", and all of the last {min(LAST_ROUNDS, rounds)}: the run has diverged" if summary["diverged"] else ""
+    return f"{skipped} of {rounds}{lanes}{end}"
 
 
 def _format(values: dict[str, Any], key: str) -> str:

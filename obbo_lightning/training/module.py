@@ -16,6 +16,7 @@ from obbo_lightning.config.serialization import from_config, to_config
 from obbo_lightning.core.algorithm import Algorithm
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.outer_step import OuterStep
+from obbo_lightning.core.parameter_groups import FEW_COORDINATES
 from obbo_lightning.core.problem import Problem, Task
 from obbo_lightning.core.randomness import Key
 from obbo_lightning.core.round import run_round
@@ -95,8 +96,9 @@ class OnlineBilevelModule(L.LightningModule):
     """Run round t on batch t with manual optimization; the one parameter is λ ``[lanes, d]``.
 
     The metrics of every round (loss, scores, regrets, norms, evaluations) reach callbacks (``callback_metrics``) and
-    loggers by the names of metrics.csv: ``loss``, ``accuracy``, ``regret/euclidean``, … A checkpoint holds how problem
-    and algorithm are constructed, so ``OnlineBilevelModule.load_from_checkpoint(path)`` needs nothing else.
+    loggers by the names of metrics.csv: ``loss``, ``accuracy``, ``regret/euclidean``, … Loggers also get the values of
+    up to 100 named hyperparameters: ``hyper/decay``, ``hyper/sources[0]``, … A checkpoint holds how problem and
+    algorithm are constructed, so ``OnlineBilevelModule.load_from_checkpoint(path)`` needs nothing else.
 
     Args:
         problem: brings f_t and g_t.
@@ -205,12 +207,15 @@ class OnlineBilevelModule(L.LightningModule):
         return {"round": finished, "metrics": metrics, "log": self.trainer.global_step % max(1, every) == 0}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log all metrics of the round in one call per logger; Lightning calls this after all callbacks.
+        """Log all metrics of the round, and the values of named parameter groups, in one call per logger.
 
-        `self.log` for each number would take longer than a small round itself.
+        Lightning calls this after all callbacks. `self.log` for each number would take longer than a small round.
         """
-        if outputs["log"]:
+        if outputs["log"] and self.trainer.loggers:
             known = {name: value for name, value in outputs["metrics"].items() if value is not None}
+            groups = self.problem.groups
+            if groups is not None and len(groups.coordinates()) <= FEW_COORDINATES:
+                known |= {f"hyper/{name}": value for name, value in groups.medians(outputs["round"].outer).items()}
             for logger in self.trainer.loggers:
                 logger.log_metrics(known, step=self.trainer.global_step)
 

@@ -28,7 +28,15 @@ from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.figures import draw_figures
 from obbo_lightning.runs.status import RunStatus
-from obbo_lightning.runs.summary import PlainConsole, print_summary, replace_nonfinite, run_title, summarise
+from obbo_lightning.runs.summary import (
+    PlainConsole,
+    describe_skips,
+    print_summary,
+    replace_nonfinite,
+    run_title,
+    summarise,
+    summarise_tuning,
+)
 from obbo_lightning.streams.arriving import DamagedTaskError
 from obbo_lightning.streams.stream import Stream, has_random_access
 from obbo_lightning.threads import take_threads
@@ -233,8 +241,19 @@ def fit(
         if not is_rank_zero():
             return {}
         figures, summary = _conclude(config, writer, module)
+        if logger is not None and "tuning" in summary:
+            gains = {
+                f"tuner/{key}/{name}": one[key]
+                for name, one in summary["tuning"].items()
+                for key in ("gain", "gain_se")
+                if one[key] is not None
+            }
+            logger.log_metrics({"round": summary["rounds"], **gains}, step=summary["rounds"])
         finish_logger(logger, run, console)
     print_summary(console, config, summary, figures, run.path)
+    if summary["skipped"]:
+        remedies = "a smaller algorithm.inner.lr or algorithm.lr, a clip or a bounded domain may help"
+        warnings.warn(f"rounds skipped as not finite: {describe_skips(summary)}; {remedies}", stacklevel=2)
     return summary
 
 
@@ -251,9 +270,15 @@ def _conclude(config: Config, writer: RunWriter, module: OnlineBilevelModule) ->
     before, _ = center(writer.initial[writer.metric], len(writer.data.test))
     figures = draw_figures(run.figures, rounds, writer.metric, before, run_title(config), baselines)
     scores = writer.initial, writer.latest
-    summary = summarise(config, writer.stream, rounds, writer.last_row, *scores, len(writer.validation), baselines)
+    stream, last = writer.stream, writer.last_row
+    validation_tasks, lanes = len(writer.validation), len(module.outer)
+    summary = summarise(config, stream, rounds, last, *scores, validation_tasks, baselines, lanes)
+    held_out = stream.folds_of(config["tasks_per_round"]) == stream.folds  # or the same examples in every round
+    groups, outer = module.algorithm.resolved_groups(module.problem.groups), module.outer.detach()
+    tuning = summarise_tuning(groups, rounds, last, writer.initial_outer, outer, held_out)
     notes = module.problem.notes()
     summary |= {"seconds": round(writer.elapsed(), 3), **({"notes": notes} if notes else {})}
+    summary |= {"tuning": tuning} if tuning else {}
     summary = replace_nonfinite(summary)
     writer.finish(summary)
     return figures, summary
@@ -271,11 +296,14 @@ def fit_to_exit_code(
     checkpoint: Path | None = None,
     status: RunStatus | None = None,
 ) -> int:
-    """Call `fit` and return the exit code of the process: 0, 1 after a failure, 128 + n after signal n."""
+    """Call `fit` and return the exit code of the process: 0, 1 after a failure, 128 + n after signal n.
+
+    A run whose last rounds were all skipped as not finite has failed (`runs.summary.LAST_ROUNDS`).
+    """
     hint = f"continue with: python -m obbo_lightning resume {run.path}"
     try:
-        fit(config, run, components, checkpoint, status=status)
-        return 0
+        summary = fit(config, run, components, checkpoint, status=status)
+        return int(summary.get("diverged", False))  # other ranks have no summary
     except Stopped as stop:
         # Another exit code than 0 would make Lightning kill rank 0.
         message, code = f"{stop}; {hint}", 128 + stop.signum if is_rank_zero() else 0

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from obbo_lightning.config.parse import Config
 from obbo_lightning.core.memory import InnerState
+from obbo_lightning.core.parameter_groups import FEW_COORDINATES, ParameterGroups
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.round import Round
-from obbo_lightning.core.statistics import median
 from obbo_lightning.escaping import escape_table
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.provenance import Provenance, restore_tables
@@ -31,7 +31,6 @@ from obbo_lightning.training.datamodule import StreamDataModule
 from obbo_lightning.training.evaluation import center, evaluate_tasks
 from obbo_lightning.training.signals import Stopped, StopSignals
 
-FEW_COORDINATES = 100  # up to this number λ is written in every round, otherwise with every evaluation
 LANES_EVERY = 100  # rounds between two regrets per lane in lanes.npz
 HISTORY = ("regret/euclidean", "regret/exact", "skipped")  # columns that the figures and the summary need
 SAVED = ("initial", "latest", "last_due", "evaluations", "lane_regrets", "gradient_norms")  # in checkpoints
@@ -66,6 +65,7 @@ class RunWriter(Checkpoint):
         self.timings = RoundTable(run.timings, TIMING_COLUMNS)
         self.fingerprints = RoundTable(run.fingerprints, ["round", "tasks"])
         self.outer: RoundTable | None = None
+        self._groups: ParameterGroups | None = None
         # Test scores by name: of λ_1, of the last evaluation, and of the last one on the schedule of evaluation.every.
         self.initial: dict[str, list[float]] = {}
         self.latest = self.last_due = self.initial
@@ -105,12 +105,13 @@ class RunWriter(Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Write provenance and configuration, before a checkpoint is loaded into the module."""
-        self._initial_outer = pl_module.outer.detach().clone()
-        groups = pl_module.problem.groups
-        self._coordinates = {} if groups is None else groups.coordinates()
-        if self._coordinates:
-            every = 1 if len(self._coordinates) <= FEW_COORDINATES else self.evaluate_every
-            self.outer = RoundTable(self.run.outer, ["round", *self._coordinates], every)
+        self.initial_outer = pl_module.outer.detach().clone()
+        self._groups = groups = pl_module.problem.groups
+        names = [""] if groups is None else [f"/{name}" for name in groups.named]
+        self.metrics.history |= {f"held_out_gain{name}": [] for name in names}
+        if groups is not None and (coordinates := groups.coordinates()):
+            every = 1 if len(coordinates) <= FEW_COORDINATES else self.evaluate_every
+            self.outer = RoundTable(self.run.outer, ["round", *coordinates], every)
         if trainer.is_global_zero:
             # Before config.yaml has more rounds: if the process dies in between, the run is to be finished as it was.
             self.run.summary.unlink(missing_ok=True)
@@ -141,7 +142,7 @@ class RunWriter(Checkpoint):
         self._has_final_evaluation = bool(self.last_row) and rounds % self.evaluate_every != 0 and self._is_evaluated()
         if self._test_tasks_changed:
             warnings.warn(f"the test tasks are others than before round {rounds}", stacklevel=2)
-            self.initial = self._evaluate(trainer, pl_module, self.data.test, self._initial_outer, InnerState())
+            self.initial = self._evaluate(trainer, pl_module, self.data.test, self.initial_outer, InnerState())
             if self.last_row:
                 self.last_row[self._test] = None  # to be evaluated again, where no round follows
         if not self.initial:
@@ -195,9 +196,8 @@ class RunWriter(Checkpoint):
         self.metrics.append(self.last_row)
         self.timings.append(self._timing)
         self.fingerprints.append({"round": rounds, "tasks": self.data.pop_fingerprints(rounds)})
-        if self.outer is not None and rounds % self.outer.every == 0:
-            values = torch.stack([median(finished.outer[:, i]) for i in self._coordinates.values()]).tolist()
-            self.outer.append({"round": rounds, **dict(zip(self._coordinates, values, strict=True))})
+        if self.outer is not None and self._groups is not None and rounds % self.outer.every == 0:
+            self.outer.append({"round": rounds, **self._groups.medians(finished.outer)})
 
     def _update_status(self, trainer: L.Trainer) -> None:
         planned, rounds, test = _planned_rounds(trainer), trainer.global_step, trainer.callback_metrics.get(self._test)

@@ -1,16 +1,28 @@
 """summary.json against NumPy, and the closing table."""
 
 import io
+import math
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from rich.console import Console
 from small_runs import config_of
+from torch import nn
 
-from obbo_lightning import Stream
-from obbo_lightning.runs.summary import print_summary, replace_nonfinite, run_title, summarise
+from obbo_lightning import OBBO, OnSimplex, ParameterGroups, Positive, Stream
+from obbo_lightning.domains import Box
+from obbo_lightning.networks.flat import Weights
+from obbo_lightning.runs.summary import (
+    PlainConsole,
+    print_summary,
+    replace_nonfinite,
+    run_title,
+    summarise,
+    summarise_tuning,
+)
 from obbo_lightning.streams.stream import Metric
 
 CONFIG = {"experiment": "one", "algorithm": {"name": "obbo", "window": 5}, "data": {"name": "quadratic"}, "seed": 7}
@@ -98,8 +110,81 @@ def test_baselines_validation_and_the_last_value_of_lanes_are_summarised():
     assert {*unforecast} - {*plain} == {"events", "events_skipped"}
 
 
+@pytest.mark.parametrize(
+    ("skipped", "lanes", "diverged"),
+    [
+        ([1] * 4, 1, True),  # fewer than ten rounds
+        ([0] + [1] * 3, 1, False),
+        ([0, 0] + [1] * 10, 1, True),
+        ([1] * 11 + [0], 1, False),
+        ([1, 1, 0] + [1] * 9, 1, False),
+        ([0, 0] + [3] * 10, 3, True),
+        ([3] * 11 + [2], 3, False),
+    ],
+)
+def test_a_run_has_diverged_if_every_lane_was_skipped_in_its_last_ten_rounds(skipped, lanes, diverged):
+    rounds, last = {"mse": [1.0] * len(skipped), "skipped": list(map(float, skipped))}, {"round": len(skipped)}
+    found = summarise(CONFIG, make_stream(), rounds, last, {"mse": []}, {"mse": []}, lanes=lanes)
+    assert found["diverged"] is diverged
+    assert (found["skipped"], found["rounds_with_skips"]) == (sum(skipped), sum(map(bool, skipped)))
+
+
+GROUPS = ParameterGroups(decay=Positive(0.5, 0.1, 2.0), share=OnSimplex(2), network=Weights(nn.Linear(1, 1)))
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_what_was_tuned_has_gain_error_values_and_a_verdict(held_out):
+    rng, groups = np.random.default_rng(0), OBBO().resolved_groups(GROUPS)
+    names = [f"held_out_gain/{name}" for name in GROUPS.named]
+    rounds = {name: rng.normal(scale, 0.1, 40).tolist() for name, scale in zip(names, (0.1, 0.0, 0.0), strict=True)}
+    # medians over three lanes: decay 0.5 → 2, weights (0.5, 0.5) → (0.8, 0.2); two weights of a network
+    start = torch.tensor([[0.5, 0.5, 0.5, 3.0, 4.0]] * 3)
+    final = torch.tensor([[0.1, 0.8, 0.2, 3.0, 4.0], [2.0, 0.9, 0.1, 3.0, 4.5], [2.0, 0.6, 0.4, 3.0, 5.0]])
+    found = summarise_tuning(groups, rounds, {}, start, final, held_out)
+    assert list(found) == ["decay", "share"]  # nothing about weights whose steps are not automatic
+    for name, one in found.items():
+        gains = np.array(rounds[f"held_out_gain/{name}"])
+        assert one["gain"] == pytest.approx(gains.sum())
+        assert one["gain_se"] == pytest.approx(gains.std(ddof=1) * 40**0.5)
+        assert one["held_out"] is held_out
+    assert (found["decay"]["start"], found["decay"]["final"]) == ([0.5], [2.0])
+    assert found["share"]["final"] == pytest.approx([0.8, 0.2])
+    assert found["decay"]["moved"] == "by a factor of 4"
+    assert found["share"]["moved"] == "30 % of the weight moved"
+    helped = "helped" if held_out else "no evidence that it helped"
+    assert found["decay"]["verdict"] == f"{helped}; reached its upper bound 2"
+    assert found["share"]["verdict"] == "no evidence that it helped"
+    found = summarise_tuning(groups, rounds, {"lr/network": "0.5"}, start, final, held_out)
+    assert found["network"]["moved"] == "by 10 % of its norm"
+    assert not {"start", "final"} & found["network"].keys()
+
+
+def test_an_outer_variable_without_groups_has_a_gain_where_its_steps_are_automatic():
+    (group,), rounds = OBBO(lr="auto").resolved_groups(None), {"held_out_gain": [0.5]}
+    start, final = torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])
+    assert summarise_tuning([group], rounds, {}, start, final) == {}
+    found = summarise_tuning([group], rounds, {"lr": 0.1}, start, final)
+    verdict = {"held_out": True, "moved": "by 5", "verdict": "no evidence that it helped"}
+    assert found == {"outer": {"gain": 0.5, "gain_se": None, **verdict}}  # one round has no error
+
+
+def test_the_domain_of_a_bound_is_that_of_the_algorithm():
+    groups = OBBO(groups={"decay": {"domain": Box(0.1, 1.0)}}).resolved_groups(ParameterGroups(decay=Positive(0.5)))
+    rounds, start, final = {"held_out_gain/decay": [1.0, 1.0]}, torch.full((1, 1), 0.5), torch.ones(1, 1)
+    found = summarise_tuning(groups, rounds, {}, start, final)
+    assert found["decay"]["verdict"] == "helped; reached its upper bound 1"
+
+
+def test_gains_that_are_too_large_to_be_squared_are_no_evidence():
+    (group,), outer = OBBO(lr="auto").resolved_groups(None), torch.ones(1, 1)
+    for gains in ([1e200, 2e200, -1e200], [math.inf, 1.0, -math.inf]):
+        found = summarise_tuning([group], {"held_out_gain": gains}, {"lr": 0.1}, outer, outer)["outer"]
+        assert found["verdict"] == "no evidence that it helped"
+
+
 def make_summary(**changes):
-    values = {"metric": "accuracy", "higher_is_better": True, "test_tasks": 4, "rounds": 30, "skipped": 0}
+    values = {"metric": "accuracy", "higher_is_better": True, "test_tasks": 4, "rounds": 30}
+    values |= {"skipped": 0, "rounds_with_skips": 0, "diverged": False}
     values |= {f"{when}test_accuracy{end}": 0.5 for when in ("", "initial_") for end in ("", "_se")}
     values |= {"test_accuracy_median": 0.25, "test_accuracy_mad": 0.125, "gain": 0.125, "gain_se": None}
     values |= {"prequential_accuracy": 0.375, "prequential_accuracy_last_100": 0.625, "seconds": 61.6}
@@ -133,17 +218,39 @@ def test_the_closing_table_names_every_number_and_which_direction_is_better():
 
 def test_the_closing_table_has_baselines_and_skipped_rounds():
     baselines = {"equal": 0.25, "truth": None}
-    rows, lines = print_rows(test_tasks=0, rounds=300, skipped=2, baselines=baselines, notes={"network": "3 weights"})
+    changes = {"test_tasks": 0, "rounds": 300, "skipped": 2, "rounds_with_skips": 2, "baselines": baselines}
+    rows, lines = print_rows(**changes, notes={"network": "3 weights"})
     assert rows == [
         ["prequential accuracy (before learning from the round), last 100 rounds; higher is better", "0.625"],
         ["the same, all rounds", "0.375"],
         ["baseline: equal", "0.250"],
         ["baseline: truth", "not finite"],
         REGRET,
-        ["rounds skipped as not finite: each counts as the one before it, and regrets are lower bounds", "2"],
+        ["rounds skipped as not finite: each counts as the one before it, and regrets are lower bounds", "2 of 300"],
         ["seconds", "62"],
     ]
     assert lines[-1] == "network: 3 weights"
+
+
+def test_the_closing_table_has_a_short_line_for_each_group():
+    one = {"gain": 0.01234, "gain_se": 0.00456, "held_out": True, "moved": "by a factor of 2", "verdict": "helped"}
+    many = {**one, "gain_se": None, "held_out": False, "start": [0.1] * 4, "final": [0.2] * 4}
+    rows, _ = print_rows(tuning={"decay": {**one, "start": [0.5], "final": [1.0]}, "share": many, "outer": one})
+    assert rows[-4:-1] == [
+        ["decay 0.5 → 1 (by a factor of 2)", "held-out gain 0.012 ± 0.0046: helped"],
+        ["share (by a factor of 2)", "gain on the examples that produced it 0.012 ± unknown: helped"],
+        ["outer (by a factor of 2)", "held-out gain 0.012 ± 0.0046: helped"],
+    ]
+
+
+def test_skipped_rounds_are_red():
+    out = io.StringIO()
+    console = PlainConsole(file=out, width=200, force_terminal=True, color_system="standard", legacy_windows=False)
+    summary = make_summary(skipped=30, rounds_with_skips=10, diverged=True)
+    print_summary(console, CONFIG, summary, [])
+    (line,) = (line for line in out.getvalue().splitlines() if "skipped" in line)
+    assert "\x1b[1;31m" in line
+    assert "10 of 30, 30 in all lanes, and all of the last 10: the run has diverged" in line
 
 
 def test_the_closing_table_of_events_compares_with_the_last_price():

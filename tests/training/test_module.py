@@ -370,7 +370,7 @@ def test_the_outer_step_continues_from_its_checkpoint_once():
     for seed in range(4):
         first.step.memory.merge(toy_point(2, seed=seed).unsqueeze(0))
     first.on_save_checkpoint(None, module, checkpoint)
-    assert set(checkpoint["outer_step"]) == {"memory", "regret"}  # Lightning saves the optimizer
+    assert set(checkpoint["outer_step"]) == {"memory", "regret", "moved"}  # Lightning saves the optimizer
     second.on_load_checkpoint(None, module, checkpoint)
     second.on_train_start(None, module)
     assert isinstance(second.step.memory, HypergradientWindow)

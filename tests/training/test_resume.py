@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 import torch
 import yaml
-from small_runs import config_of, read_summary, read_table
+from small_runs import TINY, config_of, read_summary, read_table
 from torch.utils._pytree import tree_flatten
 from toy import SIX
 
@@ -109,6 +109,20 @@ def test_a_crashed_run_continues_bit_for_bit(few_shot, algorithm, at, every, pre
     assert resume(moved) == 0
     require_equal(moved, whole)
     require_same_values(*(without_seconds(newest_checkpoint(one.checkpoints)) for one in (whole, moved)))
+
+
+@pytest.mark.parametrize("at", [3, 6])
+def test_a_crashed_run_with_parameter_groups_has_the_same_summary_and_one_that_was_extended(at):
+    """After round 6, the last one, everything but the summary is there."""
+    flags = ["--data", "small_runs.EveryFile", *TINY, "--algorithm.lr", "auto"]
+    whole = fit(*flags, rounds=6, name="whole")
+    crashed = crash(*flags, "--rounds", 6, at=at)
+    assert resume(crashed, "--trust") == 0
+    require_equal(crashed, whole)
+    shorter = fit(*flags, rounds=4, name="shorter")
+    assert resume(shorter, "--rounds", 6, "--trust") == 0
+    require_equal(shorter, whole)
+    assert read_summary(whole)["tuning"]["weight"]["moved"]
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_continues_the_run(capsys):

@@ -17,7 +17,7 @@ import torch
 import yaml
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from small_runs import config_of, read_summary, read_table
+from small_runs import TINY, EveryFile, config_of, read_summary, read_table
 from toy import SIX, Nonlinear, double, toy_point
 
 from obbo_lightning import ExactCheckpoints, OnlineBilevelModule, Stream, Tasks, cli, online
@@ -223,9 +223,87 @@ def test_a_run_leaves_neither_its_data_nor_its_signal_handlers_behind(here, no_f
 
 
 def test_the_summary_of_a_run_that_diverges_is_json(here, no_figures):
-    run = run_fit(*QUADRATIC, "--rounds", 3, "--on_nonfinite", "skip", "--algorithm.inner.lr", "1e200")
+    with pytest.warns(UserWarning, match="rounds skipped as not finite: 3 of 3, and all of the last 3"):
+        run = run_fit(*QUADRATIC, "--rounds", 3, "--on_nonfinite", "skip", "--algorithm.inner.lr", "1e200")
     summary = json.loads(run.summary.read_text(), parse_constant=pytest.fail)  # NaN and infinity are no JSON
     assert (summary["rounds"], summary["prequential_loss"]) == (3, None)
+    assert (summary["skipped"], summary["diverged"]) == (3, True)
+
+
+class SomeNotFinite(QuadraticStream):
+    """Its tasks from ``first`` to ``last``, counted from 1, are NaN.
+
+    Args:
+        first: first task that is not finite.
+        last: last one.
+        seed: of the others.
+    """
+
+    def __init__(self, first: int = 3, last: int = 5, seed: int = 0):
+        super().__init__(seed=seed)
+        self.first, self.last, task = first, last, self.train.task
+        self.train.task = lambda t: {
+            name: value * (torch.nan if first <= t + 1 <= last else 1) for name, value in task(t).items()
+        }
+
+
+@pytest.mark.filterwarnings("ignore:rounds skipped as not finite")
+@pytest.mark.parametrize(
+    ("last", "rounds", "code"),
+    [(5, 8, 0), (13, 13, 1), (12, 13, 0), (11, 11, 0), (40, 30, 1)],  # the tasks from the third on
+)
+def test_a_run_whose_last_ten_rounds_were_skipped_ends_with_code_1(last, rounds, code, here, capsys, no_figures):
+    flags = ["--data", "test_run.SomeNotFinite", "--data.last", last, "--rounds", rounds, "--on_nonfinite", "skip"]
+    assert cli.main(["fit", *QUADRATIC, *map(str, flags), "--evaluation.tasks", "2"]) == code
+    run = only_run()
+    summary = read_summary(run)
+    assert (summary["skipped"], summary["diverged"]) == (min(last, rounds) - 2, bool(code))
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"{summary['skipped']} of {rounds}" in printed
+    # the regret of a skipped round is that of the one before it
+    rows = read_table(run.metrics)
+    for name in ("regret/generalized", "regret/geometry"):
+        before, last_finite, skipped = (float(rows[i][name]) for i in range(3))
+        assert skipped - last_finite == pytest.approx(last_finite - before)
+    if code:  # and so does the process that continues it, until it recovers
+        assert cli.main(["resume", str(run.path), "--rounds", str(rounds + 1), "--trust"]) == int(last > rounds)
+
+
+def test_a_warning_names_the_skipped_rounds_in_one_line(here, capsys, monkeypatch, no_figures):
+    monkeypatch.setattr(run_file.warnings, "formatwarning", run_file.warnings.formatwarning)
+    with pytest.warns(UserWarning, match="skipped as not finite: 3 of 8; a smaller algorithm.inner.lr") as caught:
+        run_fit(*QUADRATIC, "--data", "test_run.SomeNotFinite", "--rounds", 8, "--on_nonfinite", "skip")
+    assert len(caught) == 1
+
+
+def test_a_summary_tells_of_each_parameter_group_whether_it_helped(here, no_figures):
+    run = run_fit("--data", "small_runs.EveryFile", *TINY)
+    rows, outer, tuning = read_table(run.metrics), read_table(run.outer), read_summary(run)["tuning"]
+    gains = np.array([float(row["held_out_gain/weight"]) for row in rows])
+    assert gains.any()
+    assert set(tuning) == {"weight"}
+    one = tuning["weight"]
+    assert one["gain"] == pytest.approx(gains.sum())
+    assert one["gain_se"] == pytest.approx(gains.std(ddof=1) * len(gains) ** 0.5)
+    assert (one["start"], one["final"]) == ([0.5], [pytest.approx(float(outer[-1]["weight"]))])
+    assert one["moved"] == f"by a factor of {one['final'][0] / 0.5:.3g}"
+    assert one["verdict"] in ("helped", "no evidence that it helped")
+    assert one["held_out"]
+
+
+def test_a_summary_has_no_coordinates_of_a_network_and_a_gain_only_where_steps_are_automatic(few_shot, no_figures):
+    fixed = run_fit(*few_shot, "--rounds", 3)
+    automatic = run_fit(*few_shot, "--rounds", 3, "--algorithm.lr", "auto", name="auto")
+    assert "tuning" not in read_summary(fixed)
+    (one,) = read_summary(automatic)["tuning"].values()
+    assert set(one) == {"gain", "gain_se", "held_out", "moved", "verdict"}
+
+
+@pytest.mark.parametrize(("tasks", "held_out"), [(1, True), (2, False)])
+def test_examples_are_held_out_unless_rounds_have_all_folds(tasks, held_out, here, monkeypatch, no_figures):
+    monkeypatch.setattr(EveryFile, "folds", 4)
+    run = run_fit("--data", "small_runs.EveryFile", *TINY, "--tasks_per_round", tasks)
+    assert read_summary(run)["tuning"]["weight"]["held_out"] is held_out
 
 
 @pytest.mark.parametrize(

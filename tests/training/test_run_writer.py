@@ -60,10 +60,10 @@ def make_writer(folder, test=(), rounds=None, validation=(), every=100, saves=2,
     return RunWriter(RunDirectory(folder), config, stream, data, validation, RunStatus())
 
 
-def train(writer, checkpoint=None, callbacks=(), problem=None, **options):
+def train(writer, checkpoint=None, callbacks=(), problem=None, algorithm=ALGORITHM, **options):
     """Run the stream of a writer; return the module."""
     outer = toy_point(1) if problem is None else problem.groups.start(dtype=F64)
-    module = OnlineBilevelModule(problem or Nonlinear(), ALGORITHM, outer)
+    module = OnlineBilevelModule(problem or Nonlinear(), algorithm, outer)
     usual = {**QUIET, "enable_checkpointing": True, "plugins": [ExactCheckpoints()]}
     usual |= {"limit_val_batches": 0, "num_sanity_val_steps": 0}
     trainer = L.Trainer(**{**usual, **options}, callbacks=[*callbacks, writer], default_root_dir=writer.run.path)
@@ -293,6 +293,25 @@ def test_loggers_get_each_round_in_one_call_with_its_evaluation_and_what_was_spe
         assert metrics["evaluations"] == spent
         assert metrics["seconds"] > 0
         assert {"test_loss", "validation/loss"} <= metrics.keys() if step in (3, 5) else "test_loss" not in metrics
+
+
+@pytest.mark.parametrize(("size", "names"), [(2, ["hyper/x[0]", "hyper/x[1]"]), (101, [])])
+def test_loggers_get_the_values_of_named_groups_as_they_change(size, names, tmp_path):
+    log, other = CSVLogger(tmp_path / "log"), CSVLogger(tmp_path / "other")
+    log.log_metrics, other.log_metrics = Mock(), Mock()
+    stream = Toy()
+    stream.train = Tasks(lambda t: {"x": toy_point(1), "y": toy_point(1, seed=t)}, 50)
+    options = {"algorithm": OBBO(inner=ALGORITHM.inner), "logger": [log, other], "log_every_n_steps": 1}
+    train(make_writer(tmp_path, rounds=3, stream=stream), problem=Wide(size), **options)
+    assert log.log_metrics.call_args_list == other.log_metrics.call_args_list
+    logged = [call.args[0] for call in log.log_metrics.call_args_list]
+    assert [[name for name in one if name.startswith("hyper/")] for one in logged] == [names] * 3
+    assert all({"lr/x", "scale/x", "agreement/x", "held_out_gain/x"} <= one.keys() for one in logged)
+    if names:
+        rows = read_table(tmp_path / "outer.csv")
+        values = [[float(row[name.removeprefix("hyper/")]) for name in names] for row in rows]
+        assert [[one[name] for name in names] for one in logged] == values
+        assert values[0] != values[-1]
 
 
 def test_another_process_than_the_first_writes_nothing_and_knows_the_path_and_the_last_row(tmp_path, monkeypatch):
