@@ -22,9 +22,10 @@ Source = Iterable[Any] | Callable[[int], Any]
 class ValidationBatches:
     """Batches of fold 0, 1, …, K − 1, 0, …; each fold is cycled indefinitely and has its own place in its examples.
 
-    A DataLoader with a map-style dataset is split into folds: K loaders with the same batch size and collate function.
-    Of any other source the caller says how many folds its batches come from, in turn. Batches leave no trace in the
-    global random numbers, and every pass over a loader has its own seeds, so that a resumed run gets the same batches.
+    A DataLoader with a map-style dataset is split into folds: K loaders with its batch size, collate function, workers
+    and order. Of any other source the caller says how many folds its batches come from, in turn. Batches leave no trace
+    in the global random numbers, and every pass over a loader has its own seeds, so that a resumed run gets the same
+    batches; workers are therefore started anew for every pass.
 
     Attributes:
         folds: K.
@@ -33,10 +34,16 @@ class ValidationBatches:
     Args:
         source: a loader, any other iterable over batches, a function of the number of batches taken before, or None:
             batches are those of training.
-        folds: K; ``new``: every batch has new examples; None: 4 folds of a loader (2 of less than 100 examples), 1 of
+        folds: K, where the source is not split: batch i of every pass, or of a function, has examples of fold i mod K.
+            ``new``: every batch has new examples. None: 4 folds of a loader (2 of less than 100 examples), 1 of
             anything else, with a warning.
         seed: of folds and batches.
         labels: class of every example, so that folds have the same shares of classes.
+
+    >>> batches = ValidationBatches(DataLoader(range(6), batch_size=2), folds=3)
+    >>> folds, taken = zip(*[batches.take(step) for step in range(3)])
+    >>> folds, sorted(torch.cat(taken).tolist())
+    ((0, 1, 2), [0, 1, 2, 3, 4, 5])
     """
 
     def __init__(
@@ -55,26 +62,37 @@ class ValidationBatches:
         if labels is not None and (loader is None or len(labels) != count):
             raise ValueError(f"labels must be given for each example of a loader that is split, got {len(labels)}")
         if folds is None:
-            folds = min(count, FOLDS if count >= FEW else 2) if loader is not None else 1
-            if folds <= 1:
+            folds = max(1, min(count, FOLDS if count >= FEW else 2))
+            if folds == 1:
+                remedy = (
+                    "use a DataLoader with a map-style dataset and its usual sampler, or say folds=K (batch i is of "
+                    "fold i mod K) or folds='new' (every batch has new examples)"
+                    if loader is None
+                    else f"use at least 2 examples, got {count}"
+                )
                 warnings.warn(
-                    "validation examples are not divided into folds, so a step is tested on the examples that produced "
-                    "it and may follow their noise: use a DataLoader with a map-style dataset and its usual sampler, "
-                    "or say folds=K (batch i is of fold i mod K) or folds='new' (every batch has new examples)",
+                    "validation examples are not divided into folds, so an outer step is tested on the examples that "
+                    f"produced it and may follow their noise: {remedy}",
                     stacklevel=3,
                 )
-        self.folds = 1 if folds == "new" else max(1, folds)
+        self.folds = 1 if folds == "new" else folds
         self.held_out = folds == "new" or self.folds > 1
         sources: list[Source | None] = [source]
         if loader is not None and self.folds > 1:
             if self.folds > count:
-                raise ValueError(f"folds must be at most the {count} examples, got {self.folds}")
+                raise ValueError(f"folds must be at most the number of examples, {count}, got {self.folds}")
             sources = [loader_of(loader, rows) for rows in split_into_folds(count, self.folds, seed, labels)]
         self._cycles = [Cycle(one, derive_seed(seed, "fold", k)) for k, one in enumerate(sources) if one is not None]
 
-    def take(self, step: int) -> Any:
-        """Return the next batch of fold ``step`` mod K; None where there are no batches of its own."""
-        return self._cycles[step % len(self._cycles)].take() if self._cycles else None
+    def take(self, step: int) -> tuple[int, Any]:
+        """Return the next fold and a batch of it, None where there are no batches of its own."""
+        if len(self._cycles) == self.folds:
+            return step % self.folds, self._cycles[step % self.folds].take()
+        if not self._cycles:
+            return step % self.folds, None
+        (cycle,) = self._cycles
+        batch = cycle.take()
+        return (cycle.taken - 1) % self.folds, batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return K and the place in each fold."""
@@ -83,7 +101,10 @@ class ValidationBatches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         if (state["folds"], len(state["cursors"])) != (self.folds, len(self._cycles)):
-            raise ValueError(f"folds must be {state['folds']} to continue from this state, got {self.folds}")
+            raise ValueError(
+                f"validation must have {state['folds']} folds of {len(state['cursors'])} sources to continue from this "
+                f"state, got {self.folds} folds of {len(self._cycles)}"
+            )
         for cycle, (passes, taken) in zip(self._cycles, state["cursors"], strict=True):
             cycle.move_to(passes, taken)
 
@@ -116,7 +137,8 @@ class Cycle:
                 self.taken += 1
                 return batch
             if not self.taken:
-                raise ValueError("validation must have at least one batch, got none")
+                where = f" in pass {self.passes + 1}: an iterator has only one" if self.passes else ""
+                raise ValueError(f"validation must have at least one batch, got none{where}")
             self.move_to(self.passes + 1, 0)
         return self.take()
 
@@ -132,14 +154,19 @@ class Cycle:
 
 
 def can_be_split(loader: DataLoader[Any]) -> bool:
-    """Return whether the examples of a loader can be divided: map-style, in order or shuffled, in usual batches."""
-    if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
+    """Return whether the examples of a loader can be divided: map-style, all of them in order or shuffled."""
+    dataset, sampler = loader.dataset, loader.sampler
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return False
-    usual = type(loader.batch_sampler) in (BatchSampler, type(None))
-    sampler = loader.sampler
-    return usual and (
-        type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
-    )
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return False
+    if type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        return False
+    if loader.batch_sampler is not None and loader.batch_size is None:  # it was given: its batch size is not ours
+        return False
+    if not (type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)):
+        return False
+    return len(sampler) == len(dataset)
 
 
 def split_into_folds(
@@ -153,13 +180,14 @@ def split_into_folds(
     generator = torch.Generator().manual_seed(derive_seed(seed, "folds", count, folds))
     order = torch.randperm(count, generator=generator)
     if labels is not None:
-        order = order[torch.as_tensor(labels)[order].argsort(stable=True)]
+        order = order[torch.as_tensor(labels).cpu()[order].argsort(stable=True)]
     return [order[k::folds].tolist() for k in range(folds)]
 
 
 def loader_of(loader: DataLoader[Any], rows: list[int]) -> DataLoader[Any]:
     """Return a loader of some rows, with the batch size, collate function and workers of another."""
     kept = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-    settings = {name: getattr(loader, name) for name in (*kept, "prefetch_factor", "persistent_workers")}
+    settings = {name: getattr(loader, name) for name in (*kept, "prefetch_factor")}
     shuffle = isinstance(loader.sampler, RandomSampler)
-    return DataLoader(Subset(loader.dataset, rows), loader.batch_size, shuffle=shuffle, **settings)
+    drop_last = loader.drop_last and len(rows) >= (loader.batch_size or 1)  # a fold always has a batch
+    return DataLoader(Subset(loader.dataset, rows), loader.batch_size, shuffle=shuffle, drop_last=drop_last, **settings)

@@ -1,14 +1,15 @@
 """Maps of optimizers against real steps of torch, and hypergradients through them against central differences."""
 
 import copy
+import itertools
 import math
 import warnings
 
 import pytest
 import torch
-from toy import F64, FromLosses, normal
 from torch import nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, Adamax, AdamW, RMSprop
+from toy import F64, FromLosses, normal
 
 from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.oracle import Oracle
@@ -252,7 +253,7 @@ def test_a_fixed_point_that_does_not_contract_stops_in_time_and_reports_its_resi
     assert torch.equal(contracting.value, estimate(9, 0.1).value)
     assert float(contracting.residual) < 1
     residuals = [float(estimate(steps, 3.0).residual) for steps in range(1, 10)]
-    last = next(i for i, (a, b) in enumerate(zip(residuals, residuals[1:], strict=False)) if b > a)
+    last = next(i for i, (a, b) in enumerate(itertools.pairwise(residuals)) if b > a)
     assert last < 5
     assert torch.equal(growing.value, estimate(last + 1, 3.0).value)
     assert float(growing.residual) == residuals[last + 1]
