@@ -3,6 +3,7 @@
 import random
 import warnings
 from collections import Counter
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -83,12 +84,12 @@ def test_folds_are_disjoint_and_every_pass_has_all_examples(folds, shuffle):
     passes = {fold: [] for fold in range(folds)}
     for fold, batch in take(batches, folds * 4 * 5):
         passes[fold].append(batch.tolist())
-    examples = {fold: set(sum(taken, [])) for fold, taken in passes.items()}
-    assert sorted(sum(map(list, examples.values()), [])) == list(range(10))
+    examples = {fold: set(chain(*taken)) for fold, taken in passes.items()}
+    assert sorted(chain(*examples.values())) == list(range(10))
     for fold, taken in passes.items():  # every fold is cycled on its own
         length = -(-len(examples[fold]) // 3)
         for i in range(0, 3 * length, length):
-            assert sorted(sum(taken[i : i + length], [])) == sorted(examples[fold])
+            assert sorted(chain(*taken[i : i + length])) == sorted(examples[fold])
         if len(examples[fold]) > 4:
             assert (taken[:length] != taken[length : 2 * length]) == shuffle
 
@@ -190,8 +191,8 @@ NOT_SPLIT = {
 def test_what_cannot_be_split_has_one_fold_with_one_warning_unless_its_folds_are_named(source):
     with pytest.warns(UserWarning, match="not divided into folds, so an outer step is tested on the examples") as seen:
         batches = ValidationBatches(NOT_SPLIT[source]())
-        folds = [fold for fold, _ in take(batches, 3)]
     assert len(seen) == 1
+    folds = [fold for fold, _ in take(batches, 3)]
     assert (folds, batches.folds, batches.held_out) == ([0, 0, 0], 1, False)
     for folds, number, held_out in ((2, 2, True), ("new", 1, True), (1, 1, False)):
         named = ValidationBatches(NOT_SPLIT[source](), folds=folds)
@@ -222,7 +223,7 @@ def test_less_than_two_examples_are_one_fold(count):
     if count:
         assert take(batches, 1)[0][1].tolist() == [0]
     else:
-        with pytest.raises(ValueError, match="validation must have at least one batch, got none$"):
+        with pytest.raises(ValueError, match=r"validation must have at least one batch, got none$"):
             batches.take(0)
 
 
@@ -235,7 +236,7 @@ def test_impossible_sources_and_folds_are_refused():
             ValidationBatches(loader, folds=wrong)
     with pytest.raises(ValueError, match="validation must be a loader or a function that returns a batch, got 3"):
         ValidationBatches(3)
-    with pytest.raises(ValueError, match="validation must have at least one batch, got none$"):
+    with pytest.raises(ValueError, match=r"validation must have at least one batch, got none$"):
         ValidationBatches([], folds=1).take(0)
     once = ValidationBatches(iter([1]), folds=1)
     once.take(0)
