@@ -6,7 +6,9 @@ import sys
 from obbo_lightning.config.parse import find_config, read_dataclass, read_flags
 from obbo_lightning.experiments.grid import read_grid
 from obbo_lightning.experiments.launch import Launcher, LocalLauncher, SlurmLauncher, describe_plan, run_all
+from obbo_lightning.experiments.runs import has_diverged
 from obbo_lightning.experiments.tune import TuneConfig, describe_search, tune
+from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.summary import PlainConsole
 from obbo_lightning.training.run import format_warnings
 
@@ -44,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     for reason, (first, *others) in by_reason.items():
         more = f", and {len(others)} more for the same reason" if others else ""
         print(f"obbo: run {first} failed: {reason}{more}", file=sys.stderr)
+    for name in (run.name for run in grid.runs if has_diverged(RunDirectory(root / run.name))):
+        print(f"obbo: run {name} diverged: its last rounds were all skipped as not finite", file=sys.stderr)
     finished = len(grid.runs) - len(failed)
     report = f"; next: python -m obbo_lightning report {root}" if finished else ""
     console.print(f"{finished} of {len(grid.runs)} runs finished{report}", soft_wrap=True)

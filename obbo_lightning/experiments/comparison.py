@@ -153,7 +153,8 @@ class Comparison(ReportData):
         caption = (
             f"Means ± standard error over seeds; {self.metric}: {self.direction}. Regret (lower is better): Euclidean "
             "bilevel local regret after the last round; ≥ where rounds were skipped as not finite, each of which "
-            "counts as much as the one before it. Prequential: measured before a round is learned from. Errors on test "
+            "counts as much as the one before it. Not finite: a score is, or a run whose last rounds were all skipped "
+            "has no score. Prequential: measured before a round is learned from. Errors on test "
             "tasks are over seeds and the tasks that they share (two-way); over seeds alone where not all runs have "
             "scores of each task. Inductive: each query is predicted without the statistics of the others. Gain: how "
             "much better the test score is than that of the initial λ_1 on the same tasks. Gradient evaluations: "
@@ -248,7 +249,8 @@ class Comparison(ReportData):
         for one, style in zip(best, LINE_STYLES, strict=False):
             x, y, label = np.arange(width, len(one) + 1), _smooth(one["score"].to_numpy(), width), one["name"][0]
             axes.plot(x, y, linestyle=style, color="#888888", linewidth=1, label=escape_mathtext(label))
-        levels = [float(np.nanmean(line.get_ydata())) for line in axes.get_lines()]  # type: ignore[arg-type]
+        drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()]
+        levels = [float(np.nanmean(y)) for y in drawn if not np.isnan(y).all()]
         if best and sign > 0 and min(levels) > 0 and max(levels) > 4 * min(levels):
             axes.set_yscale("log")  # a baseline without a model is far away
         quantity = f"prequential {escape_mathtext(self.metric)}\nmean of {width} rounds ({self.direction})"
@@ -301,7 +303,8 @@ def _draw_curves(axes: Axes, curves: dict[str, np.ndarray], first_round: int = 1
     for label, values in curves.items():
         look = line_style(list(curves), label)
         mean, rounds = values.mean(axis=0), np.arange(first_round, first_round + values.shape[1])
-        axes.plot(rounds, mean, **look, markevery=0.12)
+        # matplotlib cannot place marks at fractions of a curve that has no point
+        axes.plot(rounds, mean, **look, markevery=0.12 if np.isfinite(mean).any() else None)
         if len(values) > 1:
             error = standard_error(values).numpy()
             axes.fill_between(rounds, mean - error, mean + error, color=look["color"], alpha=0.2, linewidth=0)
@@ -342,6 +345,8 @@ def _read_frames(run: Run) -> dict[str, pl.DataFrame]:
         "regret": rounds["regret"][-1],
         "gradient_evaluations": rounds["gradient_evaluations"].mean(),
     }
+    if summary.get("diverged"):  # the scores are those of a λ that has stopped, and no result
+        row |= dict.fromkeys(("test", "test_se", "gain", "gain_se", "prequential_last_100"))
     one_run = pl.DataFrame({name: [row[name]] for name in Comparison.columns["runs"] if name in row})
     frames = {"runs": one_run, "rounds": rounds}
     with contextlib.suppress(*DAMAGE):  # no result depends on timings.csv

@@ -80,6 +80,14 @@ def read_run(directory: RunDirectory) -> Run:
     return Run(directory, config, summary, metrics, stream)
 
 
+def has_diverged(directory: RunDirectory) -> bool:
+    """Return whether the last rounds of a finished run were all skipped as not finite; a report names damage."""
+    try:
+        return bool(json.loads(directory.summary.read_text())["diverged"])
+    except DAMAGE:
+        return False
+
+
 def describe_damage(damage: BaseException) -> str:
     """Return an error of reading a run in one line."""
     return f"it is damaged: {type(damage).__name__} {' '.join(str(damage).split())}"

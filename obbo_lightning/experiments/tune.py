@@ -218,16 +218,17 @@ class Method:
 
     def _result(self, runs: Sequence[RunDirectory], rounds: int) -> tuple[float | None, int]:
         """Return the mean over seeds, None where one is not finite or would have failed; and gradient evaluations."""
-        values, skipped, evaluations = [], 0, 0
+        values, skipped, diverged, evaluations = [], 0, False, 0
         for run in runs:
             summary = read_rung(run, rounds) or {}
             if run.finished:
                 require_intact(run)
             values.append(summary[f"{self.config.evaluate_on}_{summary['metric']}"])
             skipped += summary["skipped"]
+            diverged |= summary.get("diverged", False)
             metrics = read_rounds(run.metrics).head(rounds)
             evaluations += int(metrics.select(pl.sum("gradients") + pl.sum("products")).item())
-        fails = skipped and self.runs[0].config["on_nonfinite"] == "raise"
+        fails = diverged or (skipped and self.runs[0].config["on_nonfinite"] == "raise")
         return None if fails or None in values else sum(values) / len(values), evaluations
 
     @property

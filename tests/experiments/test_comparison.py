@@ -167,6 +167,19 @@ def test_what_was_not_measured_is_empty_what_is_not_finite_is_named_and_pairs_ha
     assert comparison.as_reported("adam").labels == ["adam", "obbo"]
 
 
+def test_a_run_that_diverged_has_no_score(make_run):
+    runs = [make_run("obbo", seed, gain=0.5) for seed in (0, 1)]
+    runs += [make_run("adam", seed, gain=0.5, skipped=2 * seed, diverged=bool(seed)) for seed in (0, 1)]
+    comparison = read_comparison(runs)
+    table, paired = comparison.tables()
+    assert table.rows[0][4:-1] == ["2.0 ± 0.0", "0.500 ± 0.000", "1.000 ± 0.000", "0.500 ± 0.000"]
+    assert table.rows[1][4:-1] == ["≥ 2.0 ± 0.0", *["not finite"] * 3]
+    _, _, scores = comparison.scores()
+    assert np.isnan(scores["adam"][0])
+    assert scores["obbo"][0] == 1.0
+    assert len(paired.rows) == 1
+
+
 @pytest.mark.parametrize(("regret", "cell"), [(123.456, "123.5"), (0.5, "0.500"), (0.004567, "0.00457"), (1.0, "1.0")])
 def test_a_regret_has_as_many_decimals_as_show_three_digits(make_run, regret, cell):
     table, *_ = read_comparison([make_run(metrics={"regret/euclidean": regret})]).tables()

@@ -292,6 +292,23 @@ def finished(tmp_path_factory):
     return root
 
 
+def test_a_run_that_diverges_is_named_and_not_run_again(tmp_path, capsys):
+    settings = {"rounds": 12, "on_nonfinite": "skip", "evaluation": {"tasks": 2}}
+    grid = {"algorithm": ["obbo"], "algorithm.inner.lr": [0.1, 1e200]}
+    command, written = write(tmp_path, base="quadratic", settings=settings, grid=grid), []
+    for _ in range(2):
+        assert cli.main(command) == 0
+        printed = capsys.readouterr()
+        (line,) = (line for line in printed.err.splitlines() if "diverged" in line)
+        assert line == "obbo: run obbo-lr_1e_200 diverged: its last rounds were all skipped as not finite"
+        assert "2 of 2 runs finished" in printed.out
+        written.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")})
+    assert len(written[0]) == 2
+    assert written[0] == written[1]
+    assert cli.main(["report", str(tmp_path / "runs" / "small")]) == 0
+    assert "not finite" in capsys.readouterr().out
+
+
 def test_finished_runs_are_skipped_and_other_settings_are_refused(finished, capsys):
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("summary.json")}
     assert len(before) == 6

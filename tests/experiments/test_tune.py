@@ -119,6 +119,28 @@ def test_rounds_that_pruning_saves_go_to_more_trials_within_the_budget():
     assert trials[0].params == {"algorithm.lr": 0.1, "algorithm.window": 1}  # the method as it was
 
 
+@pytest.mark.parametrize(
+    ("policy", "skipped", "diverged", "result"),
+    [
+        ("skip", 3, False, 0.5),
+        ("skip", 3, True, None),
+        ("raise", 3, False, None),
+        ("raise", 0, False, 0.5),
+    ],
+)
+def test_a_trial_fails_that_diverged_or_that_the_comparison_would_have_stopped(
+    policy, skipped, diverged, result, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("obbo_lightning.experiments.tune.require_intact", lambda run: None)
+    run = RunDirectory(tmp_path)
+    numbers = {"skipped": skipped, "diverged": diverged, "validation_loss": 0.5, "metric": "loss", "rounds": 2}
+    run.summary.write_text(json.dumps(numbers))
+    run.metrics.write_text("round,gradients,products\n1,2,3\n2,2,3\n")
+    planned = PlannedRun("obbo", {"rounds": 2, "seed": 0, "on_nonfinite": policy, "algorithm": UNTUNED})
+    method = Method("obbo", "obbo", [planned], section(search=SEARCH, evaluate_on="validation"))
+    assert method._result([run], 2) == (result, 10)
+
+
 def test_a_budget_of_gradient_evaluations_counts_those():
     changes = {"budget": {"gradient_evaluations": 210}, "rungs": []}
     assert len(search_all(**changes).trials) == 10  # 20 each
