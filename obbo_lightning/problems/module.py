@@ -137,6 +137,15 @@ class TrainedModuleProblem(Problem):
     def outer_loss(self, outer: Tensor, inner: Tensor, task: Task, sample: Sample | None = None) -> Tensor:
         return self._loss("validation_loss", outer, inner, task["validation"])
 
+    def training_slope(self, outer: Tensor, task: Task) -> Tensor:
+        """Return ∇_λ g ``[1, d]`` at the present weights of the module."""
+        with torch.enable_grad():
+            outer = outer.detach().requires_grad_()
+            loss = self._loss("training_loss", outer, self.network.flat().unsqueeze(0), task["training"])
+            if not loss.requires_grad:
+                return torch.zeros_like(outer)
+            return torch.autograd.grad(loss.sum(), outer, materialize_grads=True)[0]
+
     def _loss(self, name: str, outer: Tensor, inner: Tensor, batch: Any) -> Tensor:
         batch = cast_floats(batch, outer.dtype)
         with torch.autocast(outer.device.type, enabled=False):
