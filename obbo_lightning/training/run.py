@@ -251,9 +251,6 @@ def fit(
             logger.log_metrics({"round": summary["rounds"], **gains}, step=summary["rounds"])
         finish_logger(logger, run, console)
     print_summary(console, config, summary, figures, run.path)
-    if summary["skipped"]:
-        remedies = "a smaller algorithm.inner.lr or algorithm.lr, a clip or a bounded domain may help"
-        warnings.warn(f"rounds skipped as not finite: {describe_skips(summary)}; {remedies}", stacklevel=2)
     return summary
 
 
@@ -303,7 +300,10 @@ def fit_to_exit_code(
     hint = f"continue with: python -m obbo_lightning resume {run.path}"
     try:
         summary = fit(config, run, components, checkpoint, status=status)
-        return int(summary.get("diverged", False))  # other ranks have no summary
+        if summary.get("skipped"):  # other ranks have no summary
+            words = f"{describe_skips(summary)}; a smaller algorithm.inner.lr or algorithm.lr, or a clip may help"
+            print(f"obbo: warning: rounds skipped as not finite: {words}", file=sys.stderr)
+        return int(summary.get("diverged", False))
     except Stopped as stop:
         # Another exit code than 0 would make Lightning kill rank 0.
         message, code = f"{stop}; {hint}", 128 + stop.signum if is_rank_zero() else 0

@@ -15,11 +15,12 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy
 from processes import Forked, wait_for
-from small_runs import read_table
+from small_runs import TINY, read_table
 from toy import SIX, Nonlinear
 from two_processes import DecayModule, RecordingTuner, tuning_rows
 
 from obbo_lightning import cli
+from obbo_lightning.config.parse import flatten
 from obbo_lightning.core.memory import InnerState, TaskEntry
 from obbo_lightning.training.distributed import Processes, local_processes, lost_rank, require_strategy
 
@@ -168,6 +169,8 @@ QUADRATIC = ["--config", "quadratic", "--rounds", "12", "--evaluation.tasks", "3
 JOBS["quadratic_previous"] = [*QUADRATIC, "--tasks_per_round", "4", "--algorithm", "oagd", "--algorithm.window", "3"]
 JOBS["quadratic_previous"] += ["--algorithm.hypergradient.steps", "5"]
 JOBS["nan"] = [*QUADRATIC, "--data", "two_processes.NotFinite", "--tasks_per_round", "2", "--on_nonfinite", "skip"]
+JOBS["groups"] = ["--data", f"{HERE.parent / 'small_runs.py'}:EveryFile", *TINY, "--rounds", "12"]
+JOBS["groups"] += ["--tasks_per_round", "2"]
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -225,11 +228,13 @@ def test_two_processes_compute_what_one_does(one_and_two, name):
     assert len(rows_of(one)) == 12
     for row, other in zip(rows_of(one), rows_of(two), strict=True):
         assert other == pytest.approx(row, rel=1e-12, abs=1e-12, nan_ok=True)
-    summaries = [json.loads((run / "summary.json").read_text()) for run in (one, two)]
+    summaries = [dict(flatten(json.loads((run / "summary.json").read_text()))) for run in (one, two)]
     assert summaries[0].keys() == summaries[1].keys()
     for key, value in summaries[0].items():
         if key != "seconds":
-            assert summaries[1][key] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), key
+            expected = pytest.approx(value, rel=1e-12) if isinstance(value, (float, list)) else value
+            assert summaries[1][key] == expected, key
+    assert ("tuning.weight.gain" in summaries[0]) == (name == "groups")
     # rank 0 alone has made a run directory
     assert {"config.yaml", "metrics.csv", "summary.json", "checkpoints"} <= {path.name for path in two.iterdir()}
 

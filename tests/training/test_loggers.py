@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock, PropertyMock, call
 
 import pytest
+from small_runs import TINY, read_summary, read_table
 
 from obbo_lightning import cli
 from obbo_lightning.runs.directory import RunDirectory
@@ -98,6 +99,25 @@ def test_tensorboard_has_every_round(tmp_path, monkeypatch, no_figures):
     events.Reload()
     assert [e.step for e in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     assert [e.step for e in events.Scalars("test_accuracy")] == [3, 6]
+
+
+def test_tensorboard_has_learned_values_automatic_steps_and_gains(tmp_path, monkeypatch, no_figures):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["fit", "--data", "small_runs.EveryFile", *TINY, "--logger", "tensorboard"]) == 0
+    (directory,) = tmp_path.glob("runs/default/*/tensorboard")
+    events = EventAccumulator(str(directory))
+    events.Reload()
+    for name in ("hyper/weight", "lr/weight", "scale/weight", "agreement/weight", "held_out_gain/weight"):
+        assert [e.step for e in events.Scalars(name)] == [1, 2, 3, 4, 5, 6], name
+    run = RunDirectory(directory.parent)
+    values = [float(row["weight"]) for row in read_table(run.outer)]
+    assert [e.value for e in events.Scalars("hyper/weight")] == pytest.approx(values)
+    tuned = read_summary(run)["tuning"]["weight"]
+    for key in ("gain", "gain_se"):
+        ((step, value),) = ((e.step, e.value) for e in events.Scalars(f"tuner/{key}/weight"))
+        assert (step, value) == (6, pytest.approx(tuned[key]))
 
 
 def make_config(**wandb):
