@@ -76,7 +76,7 @@ class Comparison(NamedTuple):
         setting: of the data.
         optimizer: a key of ``OPTIMIZERS``.
         examples: for validation.
-        rule: ``auto``, ``auto, as shares``, ``validation examples in training``, ``fixed VALUE`` or the name of a baseline.
+        rule: ``auto``, ``auto, as shares``, ``validation examples in training``, ``fixed VALUE`` or another baseline.
     """
 
     seed: int
