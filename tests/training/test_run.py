@@ -22,6 +22,7 @@ from toy import SIX, Nonlinear, double, toy_point
 
 from obbo_lightning import ExactCheckpoints, OnlineBilevelModule, Stream, Tasks, cli, online
 from obbo_lightning.config.build import build_algorithm, build_problem, build_stream
+from obbo_lightning.core.step_size import DEFAULT_SCALE
 from obbo_lightning.problems.quadratic import Quadratic
 from obbo_lightning.runs.directory import RunDirectory
 from obbo_lightning.runs.provenance import list_checkpoints, newest_checkpoint
@@ -566,7 +567,7 @@ CONTINUE = "continue with: python -m obbo_lightning resume "
 def test_the_end_of_a_run_is_reported_once_and_in_its_exit_code(
     error, rank_zero, code, message, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(run_file, "fit", Mock(side_effect=error))
+    monkeypatch.setattr(run_file, "fit", Mock(side_effect=error, return_value={}))
     monkeypatch.setattr(run_file, "is_rank_zero", lambda: rank_zero)
     assert fit_to_exit_code({}, RunDirectory(tmp_path), None) == code
     printed = capsys.readouterr().err
@@ -599,7 +600,7 @@ def test_a_run_writes_lambda_by_name_and_metrics_of_each_group(here, no_figures)
         assert float(row["lr/decay"]) > 0
         assert row["regret/exact/decay"] == ""
     algorithm = yaml.safe_load(run.config.read_text())["algorithm"]
-    assert (algorithm["lr"], algorithm["scale"]) == (None, 0.3)
+    assert (algorithm["lr"], algorithm["scale"]) == (None, DEFAULT_SCALE)
     assert not {"geometry", "regularizer", "domain"} & set(algorithm)
 
 
