@@ -185,7 +185,7 @@ class ConjugateGradient(Estimator):
 
     def __call__(self, oracle: Oracle, solver: InnerSolver, state: InnerState) -> Hypergradient:
         inner = solver(oracle, state.inner)
-        step_map = solver.step_map or StepMap(1.0)
+        step_map = getattr(solver, "step_map", None) or StepMap(1.0)
         if step_map.maximizes:
             raise ValueError("hypergradient 'ConjugateGradient' needs an optimizer that minimizes, got maximize=True")
         loss, by_outer, by_inner = oracle.outer_gradients(inner)

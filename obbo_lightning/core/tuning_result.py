@@ -116,11 +116,13 @@ class TuningResult:
         """Return the result in words, one line for each group."""
         lines = []
         for name, one in self.summary().items():
-            gain = (
-                f"held-out gain {one['gain']:.3g} ± {one['gain_se']:.2g} of the validation loss"
-                if self.held_out
-                else f"gain {one['gain']:.3g} on the examples that produced it"
-            )
+            gain = f"gain {one['gain']:.3g} on the examples that produced it"
+            if self.held_out:
+                low, high = (one["gain"] + sign * self._quantile() * one["gain_se"] for sign in (-1, 1))
+                gain = f"held-out gain {one['gain']:.3g} ± {one['gain_se']:.2g} of the validation loss"
+                gain += f" ({100 * CONFIDENCE:.0f} % interval {low:.3g} to {high:.3g})"
+                if not math.isfinite(one["gain_se"]):
+                    gain = f"{self.count} outer steps are too few to measure a held-out gain"
             moved = f"{name} {_values(one['start'])} → {_values(one['final'])} ({one['moved']})"
             lines.append(f"OnlineTuner: {moved}; {gain}: {one['verdict']}")
         if self.skipped:

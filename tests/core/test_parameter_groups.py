@@ -1,5 +1,7 @@
 """Parameter groups of λ: their joint step against SciPy, whose setting is used, names, and refusals."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from toy import F64, example_groups
 from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, Interval, OnSimplex, OuterStep, Positive, Real
 from obbo_lightning.config.serialization import from_config, to_config
 from obbo_lightning.core.parameter_groups import ParameterGroup, ParameterGroups, resolve_groups
+from obbo_lightning.core.step_size import DEFAULT_SCALE
 from obbo_lightning.domains import Box, L2Ball, RealSpace, Simplex
 from obbo_lightning.geometry import AdaptiveDiagonal, Burg, Euclidean, NegativeEntropy
 from obbo_lightning.regularizers import L1, ElasticNet, NoRegularizer, SquaredL2
@@ -159,7 +162,7 @@ def test_a_setting_is_the_users_override_else_the_algorithms_else_the_groups(key
     a, b = resolve_groups(groups, own, algorithm, {"b": override})
     assert (getattr(a, key), getattr(b, key)) == (OTHER[key], OVERRIDE[key])
     a, b = resolve_groups(groups, own, {key: None}, {"b": {key: None}})  # None leaves a setting open
-    assert getattr(a, key) == getattr(b, key) == {**OWN, "scale": 0.3}[key]
+    assert getattr(a, key) == getattr(b, key) == {**OWN, "scale": DEFAULT_SCALE}[key]
     (alone,) = resolve_groups(None, own, algorithm, None)
     assert (alone.name, getattr(alone, key)) == ("", OTHER[key])
     assert [(g.name, g.where) for g in (a, b)] == [("a", slice(0, 2)), ("b", slice(2, 4))]
@@ -182,7 +185,7 @@ def test_algorithms_take_the_groups_geometry_their_own_or_the_users():
     found = {group.name: group for group in run_steps(OBBO(groups=overrides))[0].optimizer.groups}
     assert (type(found["sources"].geometry), found["sources"].lr) == (Euclidean, 0.5)
     assert (found["decay"].geometry, found["decay"].domain, found["decay"].scale) == (Burg(), Box(0.0, 1.0), 2.0)
-    assert (found["smoothing"].lr, found["smoothing"].scale) == ("auto", 0.3)
+    assert (found["smoothing"].lr, found["smoothing"].scale) == ("auto", DEFAULT_SCALE)
 
 
 def test_regrets_and_generalized_gradients_of_the_groups_add_up_to_the_total():
@@ -205,7 +208,7 @@ def test_a_single_group_is_reported_as_a_lambda_without_groups():
     groups = ParameterGroups(sources=OnSimplex(3, lr=0.1))
     _, updates = run_steps(OBBO(), groups)
     assert list(updates[0].regret) == ["euclidean", "generalized", "exact", "geometry"]
-    assert updates[0].step_metrics == {}
+    assert list(updates[0].step_metrics) == ["held_out_gain/sources"]
     plain = OBBO(lr=0.1, geometry=NegativeEntropy(), domain=Simplex())
     step = OuterStep(torch.nn.Parameter(groups.start(lanes=2, dtype=F64)), plain, 3)
     generator = torch.Generator().manual_seed(0)
@@ -220,5 +223,34 @@ def test_defaults_are_those_of_the_kind_of_number():
     kinds = {"decay": Positive(), "sources": OnSimplex(4), "smoothing": Interval(0.0, 0.3), "init": Real()}
     assert [type(group.geometry) for group in kinds.values()] == [NegativeEntropy] * 2 + [Euclidean] * 2
     assert {(group.lr, type(group.regularizer)) for group in kinds.values()} == {("auto", NoRegularizer)}
-    assert kinds["decay"].domain == Box(float(torch.finfo(torch.float32).tiny), float("inf"))
+    assert kinds["decay"].domain == Box(1e-3, 1e3)
     assert [group.start().tolist() for group in kinds.values()] == [[1.0], [0.25] * 4, [0.15], [0.0]]
+
+
+def test_positive_numbers_have_bounds_around_their_start_that_can_be_changed():
+    tiny = float(torch.finfo(torch.float32).tiny)
+    cases = [
+        (Positive(0.5), 0.0005, 500.0),
+        (Positive([0.1, 10.0]), 1e-4, 1e4),
+        (Positive(0.5, lower=0.0), tiny, 500.0),
+        (Positive(0.5, lower=0.1), 0.1, 500.0),
+        (Positive(0.5, upper=1.0), 0.0005, 1.0),
+        (Positive(0.5, lower=0.0, upper=math.inf), tiny, math.inf),
+        (Positive(0.5, lower=0.5, upper=0.7), 0.5, 0.7),
+        (Positive(1e-37), tiny, 1e-34),
+    ]
+    for group, lower, upper in cases:
+        assert (group.domain.lower, group.domain.upper) == pytest.approx((lower, upper))
+    assert Positive(0.5, domain=Box(0.1, 0.9)).domain == Box(0.1, 0.9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_starts_are_rounded_once_to_the_dtype_of_lambda_and_lie_in_their_domains(dtype):
+    third, tenth = torch.tensor([1 / 3, 0.1], dtype=F64).to(dtype).tolist()
+    groups = ParameterGroups(
+        sources=OnSimplex(3), decay=Positive(0.1, lower=0.1), smoothing=Interval(0.0, 0.1, start=0.1), other=Real(1 / 3)
+    )
+    outer = groups.start(dtype=dtype)
+    assert outer[0].tolist() == [third] * 3 + [tenth] * 2 + [third]
+    for name, values in groups.split(outer).items():
+        assert groups.named[name].domain.contains(values).all(), name

@@ -1,5 +1,6 @@
 """Hyperparameters as a mapping and a submodule, and functions of a module that leave it unchanged."""
 
+import copy
 from collections.abc import Mapping
 
 import pytest
@@ -46,6 +47,25 @@ def test_half_precision_modules_keep_single_precision_hyperparameters(dtype):
     assert hyper.outer.dtype == torch.float32
     assert torch.equal(hyper.outer, make().outer)
     assert make().double().outer.dtype == torch.float64
+
+
+def test_a_start_is_that_of_double_precision_and_learned_values_are_kept():
+    hyper = Hyperparameters(decay=Positive(0.1), sources=OnSimplex(3))
+    assert hyper["sources"].tolist() == torch.full((3,), 1 / 3).tolist()
+    double = copy.deepcopy(hyper).double()
+    assert (double["sources"].tolist(), float(double["decay"])) == ([1 / 3] * 3, 0.1)
+    assert nn.ModuleList([copy.deepcopy(hyper)]).to("cpu", torch.float64)[0]["decay"] == 0.1
+    assert copy.deepcopy(hyper).half().double()["sources"].tolist() == [1 / 3] * 3
+    assert torch.equal(copy.deepcopy(double).float().outer, hyper.outer)
+    hyper.outer += 1e-3
+    learned = hyper.outer.clone()
+    assert torch.equal(hyper.double().outer, learned.double())
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert Hyperparameters(sources=OnSimplex(3))["sources"].tolist() == [1 / 3] * 3
+    finally:
+        torch.set_default_dtype(before)
 
 
 class Model(nn.Module):

@@ -12,6 +12,7 @@ from toy import F64, normal
 from obbo_lightning import Hyperparameters, ModuleProblem, OnSimplex, ParameterGroups, Positive, Weights
 from obbo_lightning.core.oracle import Oracle
 from obbo_lightning.core.randomness import Sample, derive_seed
+from obbo_lightning.core.step_map import StepMap
 from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, InnerState
 from obbo_lightning.networks.hyperparameters import FunctionalModule
 from obbo_lightning.problems.module import CurrentWeights, TrainedModuleProblem, batch_of, cast_floats
@@ -191,9 +192,12 @@ def test_a_module_in_training_has_losses_of_its_own_batches_in_full_precision_at
     network = FunctionalModule(nn.ModuleDict({"linear": nn.Linear(3, 1), "hyper": hyper}))
     problem = TrainedModuleProblem(network, loss, lambda *arguments: 10 + loss(*arguments))
     task = {kind: {"x": normal(8, 3, seed=i).float()} for i, kind in enumerate(("training", "validation"))}
-    outer, inner, solver = hyper.outer, network.flat().unsqueeze(0), CurrentWeights(network, 0.25)
+    outer, inner, solver = hyper.outer, network.flat().unsqueeze(0), CurrentWeights(network, StepMap(0.25))
     assert torch.equal(solver(None, torch.zeros_like(inner)), inner)
-    assert solver.step_size == 0.25
+    assert (solver.step_map, solver.step_size, repr(solver)) == (StepMap(0.25), None, "CurrentWeights()")
+    slope = problem.training_slope(outer, task)
+    assert slope.tolist() == [[1.0]]
+    assert not outer.requires_grad
     expected = [float(loss(network.module, batch, hyper).detach()) for batch in task.values()]
     with torch.autocast("cpu", torch.bfloat16):
         found = [float(problem.inner_loss(outer, inner, task)), float(problem.outer_loss(outer, inner, task))]

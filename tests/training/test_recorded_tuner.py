@@ -8,12 +8,14 @@ from small_runs import QUIET
 from torch.utils.data import DataLoader, TensorDataset
 
 from obbo_lightning import OBBO, Hyperparameters, Interval, OnlineTuner, OnSimplex, Positive
+from obbo_lightning.hypergradients import FixedPoint
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
 }
-TUNERS = {"usual": {}, "window": {"algorithm": OBBO(lr="auto", window=5)}, "small scale": {"scale": 0.1, "lr": 0.2}}
+SMALL_SCALE = OBBO(lr="auto", window=1, scale=0.02, hypergradient=FixedPoint(steps=2, while_contracting=True))
+TUNERS = {"usual": {}, "window": {"algorithm": OBBO(lr="auto", window=5)}, "small scale": {"algorithm": SMALL_SCALE}}
 
 
 class Sources(L.LightningModule):

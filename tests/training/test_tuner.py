@@ -1,25 +1,25 @@
 """OnlineTuner: hypergradients against differences, training unchanged, checkpoints, loops of all kinds."""
 
-import math
+import csv
 import random
-from itertools import chain
 from types import SimpleNamespace
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from small_runs import QUIET
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from obbo_lightning import OAGD, OBBO, SOBOW, Adam, Hyperparameters, OnlineTuner, OnSimplex, Positive
+from obbo_lightning import OAGD, OBBO, SOBBO, SOBOW, Adam, Hyperparameters, OnlineTuner, OnSimplex, Positive
 from obbo_lightning.core.round import run_round
-from obbo_lightning.hypergradients import ConjugateGradient, FixedPoint, Unrolled
+from obbo_lightning.core.step_map import SHORT, StepMap
+from obbo_lightning.hypergradients import ClosedForm, ConjugateGradient, FixedPoint, Unrolled
 from obbo_lightning.problems.module import CurrentWeights
 from obbo_lightning.testing import central_difference
-from obbo_lightning.training.tuner import ValidationBatches, _sgd_lr
+from obbo_lightning.training.tuner import ValidationBatches
 
 F64, BATCH = torch.float64, torch.full((4,), 2.0)
 pytestmark = [
@@ -174,7 +174,8 @@ def test_the_hypergradient_is_that_of_central_differences(estimator):
         model.linear.bias.copy_(best[3])
     inner_loss = float(model.training_loss(batch, model.hyper).detach())
     algorithm = OBBO(window=1, hypergradient=estimator)
-    finished = OnlineTuner(algorithm=algorithm, lr=0.1).step(model, batch, other[:2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    finished = OnlineTuner(algorithm=algorithm, folds="new").step(model, batch, other[:2], optimizer)
     assert (finished.hypergradient - central_difference(through, outer)).abs().max() <= 1e-8
     assert finished.loss == pytest.approx(float(through(outer)), rel=1e-12)
     assert finished.inner_loss == pytest.approx(inner_loss, rel=1e-12)
@@ -192,25 +193,67 @@ def test_a_resumed_training_equals_the_undisturbed_one(tmp_path, algorithm):
     assert tuners[2].steps == 12
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
+    assert tuners[2].result.summary() == tuners[0].result.summary()
+    assert tuners[2].values() == tuners[0].values()
 
 
-def test_validation_batches_are_cycled_and_shuffled_by_their_seed():
-    source = DataLoader(torch.arange(10), batch_size=4, shuffle=True)
-    taken, other = ValidationBatches(source, seed=5), ValidationBatches(source, seed=6)
-    seen = [taken.take().tolist() for _ in range(7)]
-    assert sorted(chain(*seen[:3])) == sorted(chain(*seen[3:6])) == list(range(10))
-    assert seen[:3] != seen[3:6]
-    assert [other.take().tolist() for _ in range(3)] != seen[:3]
-    returned = ValidationBatches(lambda n: n)
-    assert [returned.take() for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="validation must have at least one batch, got none"):
-        ValidationBatches([]).take()
+def test_a_result_is_known_as_soon_as_a_training_is_resumed():
+    first, again, module = *(OnlineTuner(clean_loader(), every=2) for _ in range(2)), Sources()
+    fit(module, first)
+    again.load_state_dict(first.state_dict())
+    again.on_train_start(None, module)
+    assert len(again.result.lines()) == 2
+    assert again.result.lines() == first.result.lines()
+
+
+def test_a_second_fit_goes_on_where_the_first_one_ended():
+    whole, parts = Sources(), Sources()
+    tuners = [OnlineTuner(clean_loader(), every=2) for _ in range(2)]
+    batch = next(iter(loader()))
+    for tuner, module in zip(tuners, (whole, parts), strict=True):
+        trainer = SimpleNamespace(loggers=[])
+        for step in range(6):
+            if tuner is tuners[1]:
+                tuner.on_train_start(trainer, module)
+            fold, validation_batch = tuner.validation.take(step)
+            tuner.step(module, batch, validation_batch, fold=fold)
+    assert torch.equal(whole.hyper.outer, parts.hyper.outer)
+    assert tuners[0].result.summary() == tuners[1].result.summary()
+
+
+def test_a_module_in_float64_starts_at_exactly_a_third_and_takes_values_learned_in_float32():
+    class Thirds(Ridge):
+        def __init__(self, dtype=F64):
+            super().__init__()
+            self.hyper = Hyperparameters(sources=OnSimplex(3), decay=Positive(0.1, lower=0.1)).to(dtype)
+
+    module = Thirds()
+    assert module.hyper["sources"].tolist() == [1 / 3] * 3
+    tuner = OnlineTuner(folds="new")
+    assert tuner.step(module, make_rows(), make_rows(7, seed=1)).outer.dtype == F64
+    single = Thirds(torch.float32)
+    single.hyper.outer.copy_(torch.tensor([0.1, 0.2, 0.7, 0.1]))
+    for learned in (single, Thirds()):
+        learned.double()
+        learned.hyper.load_state_dict({"outer": torch.tensor([[0.1, 0.2, 0.7, 0.1]])})
+        found = OnlineTuner(folds="new").step(learned, make_rows(), make_rows(7, seed=1))
+        assert bool(found.outer.isfinite().all())
+        assert float(learned.hyper["sources"].sum()) == pytest.approx(1, abs=1e-15)
+        assert float(learned.hyper["decay"]) >= 0.1
+
+
+def test_accumulated_gradients_and_clipping_leave_outer_steps_as_they_are():
+    for options, steps in (({"accumulate_grad_batches": 4}, 6), ({"gradient_clip_val": 1e-9}, 6)):
+        module, tuner = Sources(), OnlineTuner(clean_loader(), every=2)
+        fit(module, tuner, **options)
+        assert tuner.steps == steps
+        assert not torch.equal(module.hyper.outer, Sources().hyper.outer)
 
 
 def test_a_plain_loop_and_a_trainer_give_the_same_values():
     module, tuner = Sources(), OnlineTuner(clean_loader(), every=2)
     fit(module, tuner, deterministic=True)
-    plain, plain_tuner, validation = Sources(), OnlineTuner(every=2), ValidationBatches(clean_loader())
+    plain, plain_tuner, validation = Sources(), OnlineTuner(every=2, folds=2), ValidationBatches(clean_loader())
     (optimizer,), _ = plain.configure_optimizers()
     torch.manual_seed(3)
     for i, batch in enumerate(loader()):
@@ -218,7 +261,8 @@ def test_a_plain_loop_and_a_trainer_give_the_same_values():
         plain.training_loss(batch, plain.hyper).backward()
         optimizer.step()
         if i % 2:
-            plain_tuner.step(plain, batch, validation.take(), lr=optimizer.param_groups[0]["lr"])
+            fold, validation_batch = validation.take(plain_tuner.steps)
+            plain_tuner.step(plain, batch, validation_batch, optimizer, fold)
     assert torch.equal(plain.hyper.outer, module.hyper.outer)
     assert not torch.equal(plain.hyper.outer, Sources().hyper.outer)
 
@@ -234,13 +278,39 @@ def test_bfloat16_training_has_hyperparameters_in_single_precision():
 def test_values_are_logged_and_the_cost_is_reported(tmp_path, monkeypatch):
     reports = []
     monkeypatch.setattr("obbo_lightning.training.tuner.rank_zero_info", reports.append)
-    fit(Sources(), OnlineTuner(clean_loader(), every=2), logger=CSVLogger(tmp_path), log_every_n_steps=4)
-    rows = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()
+    tuner = OnlineTuner(clean_loader(), every=2)
+    fit(Sources(), tuner, logger=CSVLogger(tmp_path), log_every_n_steps=4)
+    with (tmp_path / "lightning_logs/version_0/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["2", "4", "8", "12", "12"]  # and the result
     expected = {"hyper/sources[0]", "hyper/decay", "tuner/validation_loss", "tuner/lr/sources"}
-    assert expected <= set(rows[0].split(","))
-    assert len(rows) == 1 + 4  # steps 2, 4, 8, 12
-    (report,) = reports
-    assert "6 outer steps, one every 2 batches; training took " in report
+    assert all(row[name] for row in rows[:-1] for name in expected)
+    found = tuner.result.summary()
+    assert {name: float(rows[-1][name]) for name in tuner.result.metrics()} == tuner.result.metrics()
+    for name, value in tuner.values().items():
+        assert float(rows[-1][f"hyper/{name}"]) == value
+    assert float(rows[-1]["tuner/gain/decay"]) == found["decay"]["gain"]
+    assert "6 outer steps, one every 2 batches; training took " in reports[0]
+    assert reports[1:] == tuner.result.lines()
+    assert reports[1].startswith("OnlineTuner: sources [0.5, 0.5] → [")
+    assert reports[2].startswith("OnlineTuner: decay 0.001 → ")
+
+
+def test_the_result_is_written_as_text_where_a_logger_has_a_place_for_it(tmp_path, monkeypatch):
+    texts, numbers, summary = [], [], {}
+    board = TensorBoardLogger(tmp_path)
+    monkeypatch.setattr(TensorBoardLogger, "experiment", SimpleNamespace(add_text=lambda *text: texts.append(text)))
+    monkeypatch.setattr(TensorBoardLogger, "log_metrics", lambda self, metrics, step: numbers.append((metrics, step)))
+    online = WandbLogger.__new__(WandbLogger)
+    monkeypatch.setattr(WandbLogger, "experiment", SimpleNamespace(summary=summary))
+    monkeypatch.setattr(WandbLogger, "log_metrics", lambda self, metrics, step: numbers.append((metrics, step)))
+    tuner = OnlineTuner(clean_loader(), every=2)
+    fit(Sources(), tuner)
+    tuner.on_train_end(SimpleNamespace(loggers=[board, online], global_step=12), None)
+    assert [step for _, step in numbers] == [12, 12]
+    assert numbers[0][0].keys() >= {"hyper/decay", "tuner/gain/decay", "tuner/gain_se/decay", "tuner/helped/decay"}
+    assert texts == [("tuner/result", "\n\n".join(tuner.result.lines()), 12)]
+    assert summary["tuner/result/decay"] == tuner.result.summary()["decay"]
 
 
 class OneUnused(nn.Module):
@@ -272,70 +342,153 @@ class NoLosses(L.LightningModule):
         ("the module must have one Hyperparameters, .* got 0", {}, NoLosses(0)),
         ("the module must have one Hyperparameters, .* got 2", {}, NoLosses(2)),
         (r"training_loss must be given, or be a method training_loss\(batch, hyper\) of", {}, NoLosses(1)),
-        ("needs steps of GradientDescent as inner", {"algorithm": OBBO(hypergradient=Unrolled())}, OneUnused()),
+        (
+            r"needs steps of GradientDescent as inner, got inner CurrentWeights\(\)$",
+            {"algorithm": OBBO(hypergradient=Unrolled())},
+            OneUnused(),
+        ),
+        (r"hypergradient must be FixedPoint or ConjugateGradient: .*, got StochasticN", {"algorithm": SOBBO()}, None),
+        (
+            "hypergradient 'ClosedForm' needs a closed form",
+            {"algorithm": OBBO(hypergradient=ClosedForm())},
+            OneUnused(),
+        ),
         ("every must be an integer of at least 1, got 0", {"every": 0}, None),
         ("algorithm must be an instance of Algorithm", {"algorithm": "obbo"}, None),
-        (r"scale must be the algorithm's own .* got 0\.1 beside it", {"algorithm": OBBO(), "scale": 0.1}, None),
         ("validation must be a loader or a function that returns a batch, got 3", {"validation": 3}, None),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_one_line(message, options, module):
     with pytest.raises(ValueError, match=message):
-        OnlineTuner(**options).step(module, BATCH)
+        OnlineTuner(**{"folds": "new", **options}).step(module, BATCH)
 
 
 def test_a_batch_that_is_not_finite_is_skipped_or_raised():
     model = Ridge()
     bad = (make_rows()[0] * torch.nan, *make_rows()[1:])
     before = model.hyper.outer.clone()
-    finished = OnlineTuner().step(model, bad, make_rows()[:2])
+    finished = OnlineTuner(folds="new").step(model, bad, make_rows()[:2])
     assert bool(finished.skipped.all())
     assert torch.equal(model.hyper.outer, before)
     with pytest.raises(FloatingPointError, match="hypergradient is not finite"):
-        OnlineTuner(on_nonfinite="raise").step(model, bad, make_rows()[:2])
+        OnlineTuner(on_nonfinite="raise", folds="new").step(model, bad, make_rows()[:2])
 
 
-def test_an_unused_value_is_named_once_after_three_steps():
-    tuner, module = OnlineTuner(), OneUnused()
+def test_an_unused_value_is_refused_after_three_steps_with_its_name_and_where_to_read():
+    tuner, module = OnlineTuner(folds="new"), OneUnused()
     for _ in range(2):
         tuner.step(module, BATCH)
-    with pytest.warns(UserWarning, match="the losses do not depend on 'unused': use hyper"):
+    message = r"^training_loss must depend on 'unused': use hyper\[name\] in it.* learning rate.*\(docs/tunable.md\)"
+    with pytest.raises(ValueError, match=message):
         tuner.step(module, BATCH)
-    tuner.step(module, BATCH)
     assert module.hyper["unused"] == 0.5
-    assert module.hyper["used"] != 0.5
 
 
-def test_a_smaller_scale_makes_smaller_steps():
-    changes = []
-    for scale in (None, 0.03):
-        module = OneUnused()
-        OnlineTuner(scale=scale).step(module, BATCH)
-        changes.append(math.log(float(module.hyper["used"]) / 0.5))
-    assert changes[0] == pytest.approx(10 * changes[1], rel=1e-4)
-    assert abs(changes[0]) == pytest.approx(0.3, rel=1e-4)
+def test_a_value_that_only_the_validation_loss_uses_is_refused_also_after_a_checkpoint():
+    class InValidation(OneUnused):
+        def validation_loss(self, batch, hyper):
+            return super().validation_loss(batch, hyper) * hyper["unused"]
+
+    tuner, again, module = OnlineTuner(folds="new"), OnlineTuner(folds="new"), InValidation()
+    for _ in range(2):
+        tuner.step(module, BATCH)
+    again.load_state_dict(tuner.state_dict())
+    with pytest.raises(ValueError, match="training_loss must depend on 'unused'"):
+        again.step(module, BATCH)
 
 
-def test_a_given_step_of_the_fixed_point_replaces_that_of_the_optimizer(monkeypatch):
+def test_a_learning_rate_of_zero_or_weights_of_zero_are_no_reason_to_refuse():
+    class Penalty(OneUnused):
+        def training_loss(self, batch, hyper):
+            return super().training_loss(batch, hyper) + hyper["unused"]
+
+    module, tuner = Penalty(), OnlineTuner(folds="new")
+    for _ in range(4):
+        finished = tuner.step(module, BATCH, optimizer=torch.optim.SGD(module.parameters(), lr=0.0))
+        assert not finished.hypergradient.any()
+
+
+def test_the_fixed_point_is_that_of_the_users_optimizer(monkeypatch):
     used = []
     monkeypatch.setattr(
         "obbo_lightning.training.tuner.CurrentWeights",
-        lambda network, lr: used.append(lr) or CurrentWeights(network, lr),
+        lambda network, found: used.append(found) or CurrentWeights(network, found),
     )
-    OnlineTuner(lr=0.05).step(OneUnused(), BATCH, lr=0.2)
-    OnlineTuner().step(OneUnused(), BATCH, lr=0.2)
-    OnlineTuner().step(OneUnused(), BATCH)
-    assert [lr for lr in used if lr != 0.1] == [0.05, 0.2]
-    assert used[-1] == 0.1
+    module = OneUnused()
+    given = [
+        torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.5, weight_decay=0.1),
+        [torch.optim.AdamW(module.parameters(), lr=0.2, weight_decay=0.5)],
+        LightningOptimizer(torch.optim.SGD(module.parameters(), lr=0.3)),
+        None,
+        [],
+    ]
+    expected = [StepMap(0.4, 0.1), StepMap(0.2, 0.0, 0.1), StepMap(0.3), StepMap(SHORT), StepMap(SHORT)]
+    for optimizer, found in zip(given, expected, strict=True):
+        OnlineTuner(folds="new").step(module, BATCH, optimizer=optimizer)
+        assert used[-1] == found
+
+
+def test_an_unknown_optimizer_is_named_once():
+    module, tuner = OneUnused(), OnlineTuner(folds="new")
+    optimizer = torch.optim.LBFGS(module.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="the steps of LBFGS are not known to OnlineTuner: its lr is used as that of"):
+        tuner.step(module, BATCH, optimizer=optimizer)
+    tuner.step(module, BATCH, optimizer=[optimizer])
+
+
+@pytest.mark.filterwarnings("error:the fixed point")
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", "Adagrad"])
+def test_large_steps_of_the_optimizer_give_no_warning_about_contraction(name):
+    module, tuner = Sources(), OnlineTuner(folds="new")
+    optimizer = getattr(torch.optim, name)(module.net.parameters(), lr=50.0)
+    batch = next(iter(loader()))
+    for _ in range(2):
+        optimizer.zero_grad()
+        module.training_loss(batch, module.hyper).backward()
+        assert bool(tuner.step(module, batch, batch, optimizer).hypergradient.isfinite().all())
+        optimizer.step()
+
+
+def test_conjugate_gradients_use_the_decay_of_the_optimizer():
+    estimates = {}
+    for decay in (0.0, 0.5):
+        for estimator in (FixedPoint(steps=2000), ConjugateGradient(steps=10)):
+            torch.manual_seed(0)
+            model = Ridge()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=decay)
+            tuner = OnlineTuner(algorithm=OBBO(window=1, hypergradient=estimator), folds="new")
+            found = tuner.step(model, make_rows(), make_rows(7, seed=1), optimizer)
+            estimates[decay, type(estimator)] = found.hypergradient
+    for decay in (0.0, 0.5):
+        torch.testing.assert_close(estimates[decay, FixedPoint], estimates[decay, ConjugateGradient], rtol=1e-8, atol=0)
+    assert not torch.allclose(estimates[0.0, FixedPoint], estimates[0.5, FixedPoint], rtol=1e-2)
+
+
+def test_a_fold_must_be_one_of_the_folds():
+    for fold in (-1, 2):
+        with pytest.raises(ValueError, match=f"fold must be from 0 to 1, got {fold}"):
+            OnlineTuner(folds=2).step(OneUnused(), BATCH, fold=fold)
+
+
+def test_folds_are_those_of_the_validation_batches(monkeypatch):
+    asked = record_rounds(monkeypatch)
+    fit(Sources(), OnlineTuner(clean_loader(), every=2))
+    fit(Sources(), OnlineTuner(clean_loader(), every=2, folds=3))
+    fit(Sources(), OnlineTuner(list(clean_loader()) + list(clean_loader())[:1], every=2, folds=2))
+    plain = OnlineTuner(folds=2)
+    for fold in (None, None, 0):
+        plain.step(OneUnused(), BATCH, fold=fold)
+    folds = [fold for *_, fold in asked]
+    assert folds == [0, 1] * 3 + [0, 1, 2] * 2 + [0, 1, 0] * 2 + [0, 1, 0]
 
 
 def record_rounds(monkeypatch):
-    """Return a list of the seed of the losses, the key and the inner state of each outer step."""
+    """Return a list of the seed of the losses, the key, the inner state and the fold of each outer step."""
     asked = []
 
-    def record(problem, algorithm, step, task, state, key, shard):
-        asked.append((problem.seed, (key.seed, key.round), state))
-        return run_round(problem, algorithm, step, task, state, key, shard)
+    def record(problem, algorithm, step, task, state, key, shard, fold):
+        asked.append((problem.seed, (key.seed, key.round), state, fold))
+        return run_round(problem, algorithm, step, task, state, key, shard, fold)
 
     monkeypatch.setattr("obbo_lightning.training.tuner.run_round", record)
     return asked
@@ -345,16 +498,17 @@ def test_the_seed_is_that_of_validation_batches_and_of_every_step(monkeypatch):
     asked, source = record_rounds(monkeypatch), DataLoader(torch.arange(10), batch_size=4, shuffle=True)
     for seed in (6, 7):
         tuner = OnlineTuner(source, seed=seed)
-        assert tuner.validation.take().tolist() == ValidationBatches(source, seed).take().tolist()
+        expected = ValidationBatches(source, seed=seed).take(0)
+        assert [tuner.validation.take(0)[1].tolist()] == [expected[1].tolist()]
         for _ in range(2):
             tuner.step(OneUnused(), BATCH)
-    assert [key for _, key, _ in asked] == [(6, 0), (6, 1), (7, 0), (7, 1)]
+    assert [key for _, key, *_ in asked] == [(6, 0), (6, 1), (7, 0), (7, 1)]
     assert len({seed for seed, *_ in asked}) == 4
 
 
 def test_a_step_starts_from_the_linear_solution_of_the_last_one_also_after_a_checkpoint(monkeypatch):
     asked, model = record_rounds(monkeypatch), Ridge()
-    tuner, again = (OnlineTuner(algorithm=SOBOW(lr="auto", window=2)) for _ in range(2))
+    tuner, again = (OnlineTuner(algorithm=SOBOW(lr="auto", window=2), folds="new") for _ in range(2))
     finished = tuner.step(model, make_rows(), make_rows(7, seed=1)[:2])
     again.load_state_dict(tuner.state_dict())
     for one in (tuner, again):
@@ -370,7 +524,7 @@ def test_a_step_starts_from_the_present_values_of_the_module():
     module.hyper.outer.fill_(0.25)
     tuner.step(module, BATCH)
     assert float(module.hyper["used"]) == pytest.approx(0.25)
-    tuner, first, second = OnlineTuner(), OneUnused(), OneUnused()  # another module gets its own values
+    tuner, first, second = OnlineTuner(folds="new"), OneUnused(), OneUnused()  # another module gets its own values
     tuner.step(first, BATCH)
     moved = float(first.hyper["used"])
     tuner.step(second, BATCH)
@@ -378,14 +532,7 @@ def test_a_step_starts_from_the_present_values_of_the_module():
     assert float(second.hyper["used"]) != 0.5
 
 
-def test_only_sgd_has_a_step_for_the_fixed_point():
-    weight = [nn.Parameter(torch.ones(1))]
-    given = [torch.optim.SGD(weight, lr=0.3), torch.optim.Adam(weight, lr=0.3)]
-    assert [_sgd_lr(SimpleNamespace(optimizers=[one])) for one in given] == [0.3, None]
-    assert _sgd_lr(SimpleNamespace(optimizers=[])) is None
-
-
-def test_a_value_that_is_sometimes_used_and_skipped_steps_give_no_warning():
+def test_a_value_that_is_sometimes_used_and_skipped_steps_are_not_refused():
     class Sometimes(OneUnused):
         """Uses its second value in every other step."""
 
@@ -395,10 +542,10 @@ def test_a_value_that_is_sometimes_used_and_skipped_steps_give_no_warning():
             weight = hyper["unused"] if self.uses else 0.0
             return super().training_loss(batch, hyper) + weight * self.weight.square().sum()
 
-    tuner, module = OnlineTuner(), Sometimes()
+    tuner, module = OnlineTuner(folds="new"), Sometimes()
     for module.uses in (False, True, False):
         tuner.step(module, BATCH)
-    broken = OnlineTuner()
+    broken = OnlineTuner(folds="new")
     for _ in range(3):
         assert bool(broken.step(OneUnused(), torch.full((4,), torch.nan)).skipped.all())
 
@@ -407,14 +554,14 @@ def test_the_cost_is_reported_relative_to_the_training_alone(monkeypatch):
     reports = []
     monkeypatch.setattr("obbo_lightning.training.tuner.rank_zero_info", reports.append)
     monkeypatch.setattr("obbo_lightning.training.tuner.time", SimpleNamespace(perf_counter=lambda: 12.0))
-    tuner = OnlineTuner(every=3)
+    tuner = OnlineTuner(every=3, folds="new")
     tuner.batches, tuner.steps, tuner.seconds, tuner._started = 9, 3, 2.0, 2.0
-    tuner.on_train_end(None, None)
+    tuner.on_train_end(SimpleNamespace(loggers=[]), None)
     assert tuner.seconds_of_training == 8.0
     assert reports.pop() == (
         "OnlineTuner: 3 outer steps, one every 3 batches; training took 1.25 times as long as without them"
     )
-    short = OnlineTuner(every=3)
+    short = OnlineTuner(every=3, folds="new")
     short.batches = 2
     short.on_train_end(None, None)
     assert reports == ["OnlineTuner: no outer step: every is 3, and there were 2 batches"]
@@ -432,6 +579,7 @@ def test_a_validation_batch_is_moved_to_the_device_and_loggers_get_at_most_100_v
         tuner = OnlineTuner(
             [torch.zeros(4)],
             every=1,
+            folds="new",
             training_loss=lambda module, batch, hyper: module.weight.sum() * hyper["pull"][0],
             validation_loss=OneUnused.validation_loss,
         )
@@ -442,55 +590,3 @@ def test_a_validation_batch_is_moved_to_the_device_and_loggers_get_at_most_100_v
         assert len([name for name in numbers if name.startswith("hyper/pull[")]) == named
         assert numbers["tuner/validation_loss"] == 0.0  # the weight is 1, and so is the batch that was moved
     assert len(moved) == 2
-
-
-class RandomExamples(Dataset):
-    """Draws from all three generators, as transforms do."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, place):
-        return place, random.random(), np.random.random(), float(torch.rand(()))  # noqa: NPY002
-
-
-class RandomWalk:
-    """Each batch depends on all that were drawn before it in its pass."""
-
-    def __iter__(self):
-        place = (0, 0.0, 0.0, 0.0)
-        for n in range(4):
-            place = (n, *(a + b for a, b in zip(place[1:], RandomExamples()[n][1:], strict=True)))
-            yield place
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        DataLoader(RandomExamples(), batch_size=2, collate_fn=list, shuffle=True),
-        RandomWalk(),
-        lambda n: RandomExamples()[n],
-    ],
-)
-def test_validation_batches_resume_where_they_were_and_neither_depend_on_the_global_generators_nor_change_them(source):
-    def begin(seed):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-
-    first = ValidationBatches(source, seed=5)
-    begin(1)
-    seen, states = [], []
-    for _ in range(5):
-        states.append(first.state_dict())
-        seen.append(first.take())
-    after = RandomExamples()[0]
-    begin(1)
-    assert after == RandomExamples()[0]
-    for state, expected in zip(states, seen, strict=True):
-        again = ValidationBatches(source, seed=5)
-        again.load_state_dict(state)
-        begin(2)
-        assert again.take() == expected
-    numbers = [one[k] for batch in seen for one in (batch if isinstance(batch, list) else [batch]) for k in (1, 2, 3)]
-    assert len(set(numbers)) == len(numbers)

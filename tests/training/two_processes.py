@@ -53,7 +53,7 @@ class RecordingTuner(OnlineTuner):
     """Remembers its hypergradients."""
 
     def __init__(self):
-        super().__init__(lambda n: tuple(v[n : n + 4] for v in tuning_rows()), every=1, lr=0.1)
+        super().__init__(lambda n: tuple(v[n : n + 4] for v in tuning_rows()), every=1, folds="new")
         self.hypergradients = []
 
     def step(self, *arguments, **options):
