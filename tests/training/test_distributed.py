@@ -252,7 +252,11 @@ def test_ranks_that_tune_average_their_hypergradients(one_and_two):
     assert one == two
     rows = tuning_rows()
     parts = [tuple(v[rank::2][:4] for v in rows) for rank in range(2)]
-    alone = [RecordingTuner().step(DecayModule(), part, tuple(v[:4] for v in rows)) for part in parts]
+    alone = []
+    for part in parts:
+        module = DecayModule()
+        optimizer = module.configure_optimizers()
+        alone.append(RecordingTuner().step(module, part, tuple(v[:4] for v in rows), optimizer))
     assert one["hypergradients"][0] == pytest.approx(float(sum(a.hypergradient for a in alone)) / 2, rel=1e-5)
     assert alone[0].hypergradient != alone[1].hypergradient
     assert one["decay"] != 0.1
