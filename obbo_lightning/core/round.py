@@ -118,8 +118,8 @@ def run_round(
     if algorithm.hypergradient.contracts and float(residuals.nan_to_num(nan=0.0).max()) > 1:
         warnings.warn(
             "the fixed point of the hypergradient does not contract (its residual grows), so steps are less exact: use "
-            "a smaller hypergradient.lr (inner.lr where it is not set, lr of OnlineTuner), a stronger inner curvature "
-            "or ConjugateGradient; where scores are good, leave it",
+            "a smaller hypergradient.lr (inner.lr where it is not set), a stronger inner curvature, "
+            "FixedPoint(while_contracting=True), as OnlineTuner does, or ConjugateGradient",
             RuntimeWarning,
             stacklevel=2,
         )

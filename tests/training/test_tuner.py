@@ -2,6 +2,8 @@
 
 import csv
 import random
+import re
+import warnings
 from types import SimpleNamespace
 
 import lightning as L
@@ -590,3 +592,16 @@ def test_a_validation_batch_is_moved_to_the_device_and_loggers_get_at_most_100_v
         assert len([name for name in numbers if name.startswith("hyper/pull[")]) == named
         assert numbers["tuner/validation_loss"] == 0.0  # the weight is 1, and so is the batch that was moved
     assert len(moved) == 2
+
+
+def test_a_fixed_point_that_is_told_to_go_on_warns_of_what_is_wrong_and_of_nothing_else():
+    module, batch = Sources(), next(iter(loader()))
+    algorithm = OBBO(window=1, hypergradient=FixedPoint(steps=5))
+    for lr, expected in ((1e-3, []), (100.0, [r"does not contract \(its residual grows\), .* FixedPoint\(while_con"])):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            optimizer = torch.optim.SGD(module.net.parameters(), lr=lr)
+            OnlineTuner(algorithm=algorithm, folds="new").step(module, batch, batch, optimizer)
+        assert len(seen) == len(expected)
+        for warning, message in zip(seen, expected, strict=True):
+            assert re.search(message, str(warning.message))
