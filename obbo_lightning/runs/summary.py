@@ -17,7 +17,7 @@ from obbo_lightning.config.registry import short_name
 from obbo_lightning.core.parameter_groups import FEW_COORDINATES, ParameterGroup
 from obbo_lightning.core.regret import REGRETS
 from obbo_lightning.core.statistics import mean_and_error
-from obbo_lightning.core.tuning_result import SIGNIFICANT, bound_reached, how_far
+from obbo_lightning.core.tuning_result import SIGNIFICANT, TuningResult
 from obbo_lightning.escaping import escape_terminal
 from obbo_lightning.problems.few_shot import FewShot
 from obbo_lightning.problems.forgetting import Forgetting
@@ -91,53 +91,46 @@ def summarise(
 
 
 def summarise_tuning(
+    result: TuningResult,
     groups: Sequence[ParameterGroup],
     rounds: Mapping[str, Sequence[float]],
     last: Mapping[str, Any],
     start: Tensor,
     final: Tensor,
-    held_out: bool = True,
 ) -> dict[str, dict[str, Any]]:
     """Return whether it helped to learn λ, for each named parameter group and whatever has automatic steps.
 
-    The gain of a round is −⟨d_t, λ_t − λ_{t−1}⟩, to first order how much lower the last step made the loss of this
-    round, whose examples did not produce it. Its sum over rounds has the standard error of independent terms.
+    Groups without named coordinates, and a λ without groups, have no values: their gain is that of all steps,
+    −Σ_t ⟨d_t, λ_t − λ_{t−1}⟩, with the standard error of independent rounds.
 
     Args:
+        result: of the groups with named coordinates.
         groups: with the settings of the algorithm; one without a name where λ has none, which is called ``outer``.
-        rounds: columns of metrics.csv with the gains.
+        rounds: columns of metrics.csv with the gains of steps.
         last: the last row of metrics.csv.
-        start: λ_1 ``[lanes, d]``, of which medians over lanes are taken.
+        start: λ_1 ``[lanes, d]``.
         final: the last λ.
-        held_out: whether the examples of consecutive rounds are disjoint.
     """
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, one in result.summary().items():
+        left_out = () if len(one["start"]) <= FEW_COORDINATES else ("start", "final")  # they are in outer.csv
+        found[name] = {key: value for key, value in one.items() if key not in left_out}
     for group in groups:
         suffix = f"/{group.name}" if group.name else ""
-        has_values = bool(group.name) and group.has_named_coordinates
-        if not has_values and f"lr{suffix}" not in last:
+        if group.name in found or f"lr{suffix}" not in last:
             continue
         gains = rounds[f"held_out_gain{suffix}"]
         gain, error = sum(gains), mean_and_error(gains)[1]
-        error = None if error is None else error * len(gains)
-        helped = held_out and error is not None and gain > SIGNIFICANT * error
-        first, now = (outer[:, group.where].double().cpu() for outer in (start, final))
-        bound = None
-        values: dict[str, Any] = {"moved": _relative_change(first, now)}
-        if has_values:
-            first, now = first.quantile(0.5, dim=0), now.quantile(0.5, dim=0)
-            few = group.size <= FEW_COORDINATES
-            values = {"start": first.tolist(), "final": now.tolist()} if few else {}
-            values["moved"], bound = how_far(group, first, now), bound_reached(group.domain, now)
-        verdict = "helped" if helped else "no evidence that it helped"
+        error = math.inf if error is None else error * len(gains)
+        helped = result.held_out and gain > SIGNIFICANT * error
         found[group.name or "outer"] = {
             "gain": gain,
             "gain_se": error,
-            "held_out": held_out,
-            **values,
-            "verdict": verdict if bound is None else f"{verdict}; reached its {bound}",
+            "moved": _relative_change(*(outer[:, group.where].double().cpu() for outer in (start, final))),
+            "helped": helped,
+            "verdict": "helped" if helped else "no evidence that it helped",
         }
-    return found
+    return {name: {**one, "held_out": result.held_out} for name, one in found.items()}
 
 
 def _relative_change(start: Tensor, final: Tensor) -> str:

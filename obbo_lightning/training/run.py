@@ -270,9 +270,8 @@ def _conclude(config: Config, writer: RunWriter, module: OnlineBilevelModule) ->
     stream, last = writer.stream, writer.last_row
     validation_tasks, lanes = len(writer.validation), len(module.outer)
     summary = summarise(config, stream, rounds, last, *scores, validation_tasks, baselines, lanes)
-    held_out = stream.folds_of(config["tasks_per_round"]) == stream.folds  # or the same examples in every round
     groups, outer = module.algorithm.resolved_groups(module.problem.groups), module.outer.detach()
-    tuning = summarise_tuning(groups, rounds, last, writer.initial_outer, outer, held_out)
+    tuning = summarise_tuning(writer.tuning, groups, rounds, last, writer.initial_outer, outer)
     notes = module.problem.notes()
     summary |= {"seconds": round(writer.elapsed(), 3), **({"notes": notes} if notes else {})}
     summary |= {"tuning": tuning} if tuning else {}

@@ -19,6 +19,7 @@ from obbo_lightning.core.memory import InnerState
 from obbo_lightning.core.parameter_groups import FEW_COORDINATES, ParameterGroups
 from obbo_lightning.core.problem import Task
 from obbo_lightning.core.round import Round
+from obbo_lightning.core.tuning_result import TuningResult
 from obbo_lightning.escaping import escape_table
 from obbo_lightning.runs.directory import RunDirectory, write_atomically
 from obbo_lightning.runs.provenance import Provenance, restore_tables
@@ -66,6 +67,9 @@ class RunWriter(Checkpoint):
         self.fingerprints = RoundTable(run.fingerprints, ["round", "tasks"])
         self.outer: RoundTable | None = None
         self._groups: ParameterGroups | None = None
+        folds, shared = stream.folds_of(data.tasks_per_round), stream.folds > 1
+        self.tuning = TuningResult(folds, new_examples=not shared)
+        self._before: Tensor | None = None  # λ_t of a round that is running, where λ has parameter groups
         # Test scores by name: of λ_1, of the last evaluation, and of the last one on the schedule of evaluation.every.
         self.initial: dict[str, list[float]] = {}
         self.latest = self.last_due = self.initial
@@ -93,10 +97,12 @@ class RunWriter(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in SAVED}
-        return {**state, "seconds": self.elapsed(), "test_digests": self._test_digests}
+        state |= {"seconds": self.elapsed(), "test_digests": self._test_digests}
+        return {**state, "tuning": self.tuning.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         vars(self).update({name: state_dict[name] for name in (*SAVED, "seconds")})
+        self.tuning.load_state_dict(state_dict["tuning"])
         self._test_tasks_changed = state_dict["test_digests"] != self._test_digests
 
     def elapsed(self) -> float:
@@ -109,6 +115,9 @@ class RunWriter(Checkpoint):
         self._groups = groups = pl_module.problem.groups
         names = [""] if groups is None else [f"/{name}" for name in groups.named]
         self.metrics.history |= {f"held_out_gain{name}": [] for name in names}
+        if groups is not None:  # with the bounds that the outer step uses
+            resolved = pl_module.algorithm.resolved_groups(groups)
+            self.tuning.attach(ParameterGroups({group.name: group for group in resolved}))
         if groups is not None and (coordinates := groups.coordinates()):
             every = 1 if len(coordinates) <= FEW_COORDINATES else self.evaluate_every
             self.outer = RoundTable(self.run.outer, ["round", *coordinates], every)
@@ -155,6 +164,7 @@ class RunWriter(Checkpoint):
         self._signals.raise_at_once = False
         self.status.set("running")
         self._begun = time.perf_counter()
+        self._before = None if self._groups is None else pl_module.outer.detach().clone()
         if self._has_final_evaluation:
             self._has_final_evaluation, self.latest = False, self.last_due
             if trainer.is_global_zero:
@@ -168,6 +178,9 @@ class RunWriter(Checkpoint):
         self._timing = {"round": rounds, "seconds": seconds}
         self._stop_signal = pl_module.processes.largest(self._signals.received, pl_module.device)
         self._signals.rounds = rounds
+        if self._before is not None:
+            fold = (rounds - 1) % self.stream.folds_of(self.data.tasks_per_round)
+            self.tuning.add(self._before, outputs["round"], fold)
         self.last_row = {**outputs["metrics"], **dict.fromkeys(self._score_columns)}
         if rounds % self.evaluate_every == 0 or last:
             self._evaluate_all(trainer, pl_module)

@@ -3,6 +3,7 @@
 import io
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -12,8 +13,7 @@ from rich.console import Console
 from small_runs import config_of
 from torch import nn
 
-from obbo_lightning import OBBO, OnSimplex, ParameterGroups, Positive, Stream
-from obbo_lightning.domains import Box
+from obbo_lightning import OBBO, OnSimplex, ParameterGroups, Stream
 from obbo_lightning.networks.flat import Weights
 from obbo_lightning.runs.summary import (
     PlainConsole,
@@ -129,56 +129,45 @@ def test_a_run_has_diverged_if_every_lane_was_skipped_in_its_last_ten_rounds(ski
     assert (found["skipped"], found["rounds_with_skips"]) == (sum(skipped), sum(map(bool, skipped)))
 
 
-GROUPS = ParameterGroups(decay=Positive(0.5, 0.1, 2.0), share=OnSimplex(2), network=Weights(nn.Linear(1, 1)))
+def tuned(summary=None, held_out=True):
+    """Return a stand-in for the result of named parameter groups."""
+    return SimpleNamespace(held_out=held_out, summary=lambda: summary or {})
 
 
 @pytest.mark.parametrize("held_out", [True, False])
-def test_what_was_tuned_has_gain_error_values_and_a_verdict(held_out):
-    rng, groups = np.random.default_rng(0), OBBO().resolved_groups(GROUPS)
-    names = [f"held_out_gain/{name}" for name in GROUPS.named]
-    rounds = {name: rng.normal(scale, 0.1, 40).tolist() for name, scale in zip(names, (0.1, 0.0, 0.0), strict=True)}
-    # medians over three lanes: decay 0.5 → 2, weights (0.5, 0.5) → (0.8, 0.2); two weights of a network
-    start = torch.tensor([[0.5, 0.5, 0.5, 3.0, 4.0]] * 3)
-    final = torch.tensor([[0.1, 0.8, 0.2, 3.0, 4.0], [2.0, 0.9, 0.1, 3.0, 4.5], [2.0, 0.6, 0.4, 3.0, 5.0]])
-    found = summarise_tuning(groups, rounds, {}, start, final, held_out)
-    assert list(found) == ["decay", "share"]  # nothing about weights whose steps are not automatic
-    for name, one in found.items():
-        gains = np.array(rounds[f"held_out_gain/{name}"])
-        assert one["gain"] == pytest.approx(gains.sum())
-        assert one["gain_se"] == pytest.approx(gains.std(ddof=1) * 40**0.5)
-        assert one["held_out"] is held_out
-    assert (found["decay"]["start"], found["decay"]["final"]) == ([0.5], [2.0])
-    assert found["share"]["final"] == pytest.approx([0.8, 0.2])
-    assert found["decay"]["moved"] == "by a factor of 4"
-    assert found["share"]["moved"] == "30 % of the weight moved"
-    helped = "helped" if held_out else "no evidence that it helped"
-    assert found["decay"]["verdict"] == f"{helped}; reached its upper bound 2"
-    assert found["share"]["verdict"] == "no evidence that it helped"
-    found = summarise_tuning(groups, rounds, {"lr/network": "0.5"}, start, final, held_out)
-    assert found["network"]["moved"] == "by 10 % of its norm"
-    assert not {"start", "final"} & found["network"].keys()
+def test_an_outer_variable_without_names_has_a_gain_where_its_steps_are_automatic(held_out):
+    (group,), gains = OBBO(lr="auto").resolved_groups(None), np.random.default_rng(0).normal(0.1, 0.1, 40)
+    rounds = {"held_out_gain": gains.tolist()}
+    start, final = torch.tensor([[3.0, 4.0]] * 3), torch.tensor([[3.0, 4.0], [3.0, 4.5], [3.0, 5.0]])
+    assert summarise_tuning(tuned(), [group], rounds, {}, start, final) == {}
+    found = summarise_tuning(tuned(held_out=held_out), [group], rounds, {"lr": "0.1"}, start, final)["outer"]
+    assert found["gain"] == pytest.approx(gains.sum())
+    assert found["gain_se"] == pytest.approx(gains.std(ddof=1) * 40**0.5)
+    assert (found["moved"], found["held_out"]) == ("by 10 % of its norm", held_out)
+    assert found["helped"] is held_out
+    assert found["verdict"] == ("helped" if held_out else "no evidence that it helped")
+    found = summarise_tuning(tuned(), [group], {"held_out_gain": [0.5]}, {"lr": 0.1}, 0 * final, final)["outer"]
+    assert (found["gain_se"], found["helped"], found["moved"]) == (math.inf, False, "by 5.41")  # one round
 
 
-def test_an_outer_variable_without_groups_has_a_gain_where_its_steps_are_automatic():
-    (group,), rounds = OBBO(lr="auto").resolved_groups(None), {"held_out_gain": [0.5]}
-    start, final = torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])
-    assert summarise_tuning([group], rounds, {}, start, final) == {}
-    found = summarise_tuning([group], rounds, {"lr": 0.1}, start, final)
-    verdict = {"held_out": True, "moved": "by 5", "verdict": "no evidence that it helped"}
-    assert found == {"outer": {"gain": 0.5, "gain_se": None, **verdict}}  # one round has no error
-
-
-def test_the_domain_of_a_bound_is_that_of_the_algorithm():
-    groups = OBBO(groups={"decay": {"domain": Box(0.1, 1.0)}}).resolved_groups(ParameterGroups(decay=Positive(0.5)))
-    rounds, start, final = {"held_out_gain/decay": [1.0, 1.0]}, torch.full((1, 1), 0.5), torch.ones(1, 1)
-    found = summarise_tuning(groups, rounds, {}, start, final)
-    assert found["decay"]["verdict"] == "helped; reached its upper bound 1"
+def test_groups_with_names_have_the_result_of_their_path_and_weights_of_networks_no_values():
+    groups = ParameterGroups(share=OnSimplex(2), many=OnSimplex(101), network=Weights(nn.Linear(1, 1)))
+    resolved, outer = OBBO().resolved_groups(groups), torch.ones(1, groups.size)
+    one = {"gain": 0.5, "gain_se": 0.1, "moved": "by 1", "verdict": "helped"}
+    values = {name: {"start": [0.1] * n, "final": [0.2] * n} for name, n in (("share", 2), ("many", 101))}
+    result = tuned({name: {**one, **both} for name, both in values.items()})
+    found = summarise_tuning(result, resolved, {}, {"lr/share": 1.0}, outer, outer)
+    assert found == {"share": {**one, **values["share"], "held_out": True}, "many": {**one, "held_out": True}}
+    rounds = {"held_out_gain/network": [1.0, 1.0]}
+    found = summarise_tuning(result, resolved, rounds, {"lr/network": 1.0}, outer, outer)["network"]
+    assert (found["gain"], found["verdict"]) == (2.0, "helped")
+    assert not {"start", "final"} & found.keys()
 
 
 def test_gains_that_are_too_large_to_be_squared_are_no_evidence():
     (group,), outer = OBBO(lr="auto").resolved_groups(None), torch.ones(1, 1)
     for gains in ([1e200, 2e200, -1e200], [math.inf, 1.0, -math.inf]):
-        found = summarise_tuning([group], {"held_out_gain": gains}, {"lr": 0.1}, outer, outer)["outer"]
+        found = summarise_tuning(tuned(), [group], {"held_out_gain": gains}, {"lr": 0.1}, outer, outer)["outer"]
         assert found["verdict"] == "no evidence that it helped"
 
 
