@@ -62,7 +62,8 @@ from obbo_lightning.core.parameter_groups import ParameterGroup
 from obbo_lightning.streams import ForgettingStream
 
 SEARCHED = 200  # validation examples of the grid search, and of training on them as well
-AUTO, SHARES, JOINED = "auto", "auto, as shares", "validation examples in training"
+JOINED = "validation examples in training"
+AUTO, SHARES, BOUNDED = "auto", "auto, as shares", "auto, between 0.1 and 3"  # the last two in `auxiliary` only
 DIGITS_LABELLED = 500  # images in `auxiliary`
 TEST_NOISE, TEST_SHIFT = 0.5, 4.0  # of the test images, in `augmentation`
 BATCHES = (30, 100, 300, 1000)  # in `length`
@@ -76,7 +77,7 @@ class Comparison(NamedTuple):
         setting: of the data.
         optimizer: a key of ``OPTIMIZERS``.
         examples: for validation.
-        rule: ``auto``, ``auto, as shares``, ``validation examples in training``, ``fixed VALUE`` or another baseline.
+        rule: ``auto`` or one that starts so, ``validation examples in training``, ``fixed VALUE`` or another baseline.
     """
 
     seed: int
@@ -88,7 +89,7 @@ class Comparison(NamedTuple):
     @property
     def tunes(self) -> bool:
         """Whether a tuner is used."""
-        return self.rule in (AUTO, SHARES)
+        return self.rule.startswith(AUTO)
 
     def fixed(self, start: float) -> float:
         """Return the value to train with, or to start from."""
@@ -96,7 +97,7 @@ class Comparison(NamedTuple):
 
     def group(self, start: float, learned_group: ParameterGroup) -> ParameterGroup:
         """Return the group that is learned, or a constant, which may be 0."""
-        return learned_group if self.rule == AUTO else Real(self.fixed(start))
+        return learned_group if self.tunes else Real(self.fixed(start))
 
 
 class Data(NamedTuple):
@@ -212,7 +213,8 @@ def auxiliary(mnist: Mnist, run: Comparison) -> Row:
     data = Data(columns, (mnist.x[clean], mnist.y[clean]), tested(mnist))
     network = perceptron(run.seed, 784, 128, 10 + outputs)
     shares = run.rule == SHARES
-    hyper = Hyperparameters(shares=OnSimplex(2)) if shares else Hyperparameters(weight=run.group(1.0, Positive(1.0)))
+    weight = Positive(1.0, 0.1, 3.0) if run.rule == BOUNDED else Positive(1.0)
+    hyper = Hyperparameters(shares=OnSimplex(2)) if shares else Hyperparameters(weight=run.group(1.0, weight))
     module = Auxiliary(network, hyper, OPTIMIZERS[run.optimizer](network.parameters()))
     trained(run, data, module)
     return classified(network, data, hyper["shares" if shares else "weight"])
@@ -446,7 +448,7 @@ JOBS = {
         "weight of an auxiliary loss",
         auxiliary,
         {"parity of the digit": WEIGHT, "random labels": WEIGHT, "reconstruction": WEIGHT},
-        rules=(AUTO, SHARES),
+        rules=(AUTO, BOUNDED, SHARES),
     ),
     "augmentation": Job(
         "strength of an augmentation",
@@ -541,11 +543,14 @@ class Line(NamedTuple):
     def change(self) -> str:
         """Return what tuning changes; a loss that falls is negative."""
         mean, error = self.gain(self.tuned, self.start)
-        return f"{-mean:+.3f} ± {error:.3f}" if "loss" in self.metric else f"{mean:+.2f} ± {error:.2f}"
+        change = f"{-mean:+.3f}" if "loss" in self.metric else f"{mean:+.2f}"
+        return change if math.isnan(error) else f"{change} ± {error:{'.3f' if 'loss' in self.metric else '.2f'}}"
 
     def verdict(self) -> str:
         """Return what differs by more than two standard errors."""
         mean, error = self.gain(self.tuned, self.start)
+        if math.isnan(error):
+            return "one run"
         found = "helps" if mean > 2 * error else "**harms**" if mean < -2 * error else "no gain"
         gains = {rule: self.gain(values, self.tuned) for rule, values in self.baselines.items()}
         better = [rule for rule, (mean, error) in gains.items() if mean > 2 * error]
@@ -574,8 +579,8 @@ def searched(grid: dict[str, Values], frame: pl.DataFrame, setting: str, metric:
     return found
 
 
-def lines(job: Job, frame: pl.DataFrame, examples: int) -> Iterator[Line]:
-    """Yield the lines of a job."""
+def lines(command: str, job: Job, frame: pl.DataFrame, examples: int) -> Iterator[Line]:
+    """Yield the lines of a job; ``command`` is what has made its runs."""
     for (setting, values), optimizer, metric in product(job.settings.items(), OPTIMIZERS, job.metrics):
         factor = 1 if metric == "log_loss" else 100
         own = frame.filter(pl.col("optimizer") == optimizer)
@@ -594,7 +599,7 @@ def lines(job: Job, frame: pl.DataFrame, examples: int) -> Iterator[Line]:
         for rule in job.rules:
             tuned = of(rule, setting, own.filter(pl.col("examples") == examples))
             label = f"{setting}{rule.removeprefix(AUTO)}, {optimizer}"
-            yield Line(job.name, label, metric, start, tuned, grid, baselines)
+            yield Line(f"{job.name} (`{command}`)", label, metric, start, tuned, grid, baselines)
 
 
 def of_steps(name: str, folder: Path) -> pl.DataFrame:
@@ -614,13 +619,13 @@ def other_lines(folder: Path, steps: Path) -> Iterator[Line]:
     }
     start, tuned, truth = values.values()
     setting = "six of ten wrong, others in each phase, sgd"
-    yield Line("source weights", setting, "accuracy", start, tuned, {"true weights": truth}, {})
+    yield Line("source weights (`steps drift`)", setting, "accuracy", start, tuned, {"true weights": truth}, {})
     frame, fixed = pl.read_csv(steps / "tables.csv"), pl.read_csv(folder / "forgetting.csv")
     names = fixed["table"].to_list()
     parts = {
         "Elec2": ("log loss", names[:1]),
         "generated rows": ("log loss", [n for n in names if n.startswith("generated")]),
-        "absolute returns of three stocks": ("squared error, loss", [n for n in names if n in ("AMD", "MSFT", "XOM")]),
+        "absolute returns of three stocks": ("squared loss", [n for n in names if n in ("AMD", "MSFT", "XOM")]),
     }
     for part, (metric, tables) in parts.items():
 
@@ -630,8 +635,16 @@ def other_lines(folder: Path, steps: Path) -> Iterator[Line]:
 
         by_rule = {rule: of(frame.filter(pl.col("rule") == rule)) for rule in ("equal", "auto")}
         factors = fixed.filter(pl.col("table").is_in(tables))["factor"].unique(maintain_order=True).to_list()
-        rule = f"fixed factor {', '.join(f'{factor:g}' for factor in factors)}"
-        yield Line("forgetting", part, metric, by_rule["equal"], by_rule["auto"], {rule: of(fixed)}, {})
+        rule = f"factor {' or '.join(f'{factor:g}' for factor in sorted(factors))}"
+        yield Line(
+            "forgetting (`steps tables`, `forgetting`)",
+            part,
+            metric,
+            by_rule["equal"],
+            by_rule["auto"],
+            {rule: of(fixed)},
+            {},
+        )
 
 
 def report(folder: Path, steps: Path) -> None:
@@ -641,16 +654,16 @@ def report(folder: Path, steps: Path) -> None:
     columns = "without tuning", "tuned", "change", "best fixed in hindsight", "other baselines", "verdict"
     print(f"| hyperparameter | setting | metric | {' | '.join(columns)} |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for job, frame in found.values():
-        for line in lines(job, frame, job.searched):
+    for command, (job, frame) in found.items():
+        for line in lines(command, job, frame, job.searched):
             line.print()
     for line in other_lines(folder, steps):
         line.print()
     print(f"\n| hyperparameter | setting | metric | {' | '.join(f'{n} examples' for n in EXAMPLES)} |")
     print("|---|---|---|---|---|---|")
-    for job, frame in found.values():
+    for command, (job, frame) in found.items():
         if len(job.examples) > 1:
-            for row in zip(*(lines(job, frame, examples) for examples in EXAMPLES), strict=True):
+            for row in zip(*(lines(command, job, frame, examples) for examples in EXAMPLES), strict=True):
                 name, setting, metric, *_ = row[0]
                 print(f"| {name} | {setting} | {UNITS[metric]} | {' | '.join(line.change() for line in row)} |")
 
