@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from obbo_lightning.core.geometry import AdaptiveDiagonal
 from obbo_lightning.core.parameter_groups import ParameterGroup
+from obbo_lightning.networks.norms import with_accurate_batch_norms
 
 Factory = Callable[[], nn.Module]
 
@@ -47,7 +48,7 @@ class FlatNetwork:
         self.transductive = any(  # whether a prediction depends on the other examples of its batch
             isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in self.template.modules()
         )
-        noisy = without_running_statistics(copy.deepcopy(self.template))
+        noisy = with_accurate_batch_norms(without_running_statistics(copy.deepcopy(self.template)))
         self._noisy = FunctionCaller(noisy)
         self._quiet = FunctionCaller(without_noise(copy.deepcopy(noisy))) if self.is_stochastic else self._noisy
         self._is_deterministic = False  # not known yet

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from obbo_lightning.networks import CNN4, MLP, ResNet12
-from obbo_lightning.networks.norms import frozen_batch_norm
+from obbo_lightning.networks.norms import AccurateBatchNorm2d, frozen_batch_norm, with_accurate_batch_norms
 
 IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -60,3 +60,67 @@ def test_norm_that_is_used_twice_is_refused():
     norm = nn.BatchNorm1d(4)
     with pytest.raises(ValueError, match="uses a batch norm twice: predict all queries together"):
         frozen_batch_norm(nn.Sequential(norm, norm), torch.randn(5, 4))
+
+
+def outcomes(norm, images, layout, order=1):
+    """The output of a norm and its gradients, or those of a function of its gradients, in one memory layout."""
+    images = images.to(norm.weight.dtype if norm.affine else images.dtype).contiguous(memory_format=layout)
+    variables = [images.requires_grad_(), *norm.parameters()]
+    generator = torch.Generator().manual_seed(1)
+    output = norm(images)
+    factor = torch.randn(output.shape, generator=generator, dtype=torch.double)
+    found = torch.autograd.grad((output.square() * factor).sum(), variables, create_graph=order == 2)
+    if order == 2:
+        found = torch.autograd.grad(sum(one.square().sum() for one in found), variables)
+    return [output.detach(), *found]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("size", [(6, 8), (1, 5), (5, 1)])
+def test_accurate_batch_norm_has_the_values_and_derivatives_of_batch_norm(size, affine, order):
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3, affine=affine, track_running_stats=False).double()
+    if affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    images = torch.randn(4, 3, *size, dtype=torch.double) + 2
+    expected = outcomes(norm, images, torch.contiguous_format, order)
+    found = outcomes(with_accurate_batch_norms(norm), images, torch.channels_last, order)
+    assert type(norm) is AccurateBatchNorm2d
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12 * float(other.abs().max()))
+
+
+def test_accurate_batch_norm_in_float32_is_as_close_to_float64_as_in_the_plain_layout():
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8, track_running_stats=False)
+    accurate, wide = AccurateBatchNorm2d(8, track_running_stats=False), nn.BatchNorm2d(8, track_running_stats=False)
+    images = torch.randn(25, 8, 64, 64) + 1
+    truth = outcomes(wide.double(), images.double(), torch.contiguous_format)
+
+    def errors(norm, layout):
+        pairs = zip(outcomes(norm, images.clone(), layout), truth, strict=True)
+        return [float((one - other).norm() / other.norm()) for one, other in pairs]
+
+    plain, found = errors(norm, torch.contiguous_format), errors(accurate, torch.channels_last)
+    old = errors(norm, torch.channels_last)
+    for k in range(2):  # the output, and the gradient in the images
+        assert found[k] < 3 * plain[k] < 0.5 * old[k]
+
+
+def test_only_batch_norms_that_use_the_statistics_of_a_batch_in_channels_last_are_replaced():
+    class Own(nn.BatchNorm2d):
+        pass
+
+    network = with_accurate_batch_norms(nn.Sequential(Own(3), nn.BatchNorm1d(3), nn.BatchNorm2d(3)))
+    assert [type(module) for module in network] == [Own, nn.BatchNorm1d, AccurateBatchNorm2d]
+    accurate, plain = network[2], nn.BatchNorm2d(3)
+    images = IMAGES.contiguous(memory_format=torch.channels_last)
+    for _ in range(2):
+        assert torch.equal(accurate(images), plain(images))  # running statistics are recorded
+    assert torch.equal(accurate.running_var, plain.running_var)
+    assert torch.equal(accurate.eval()(images), plain.eval()(images))
+    assert torch.equal(accurate(IMAGES), plain(IMAGES))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        AccurateBatchNorm2d(3, track_running_stats=False)(images[:1, :, :1, :1])

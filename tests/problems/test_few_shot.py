@@ -115,6 +115,21 @@ def test_the_memory_layout_of_images_does_not_change_a_hypergradient(image_task)
     assert float((one - two).norm() / two.norm()) < 1e-12
 
 
+def test_gradients_in_float32_are_as_close_to_float64_as_in_the_plain_layout():
+    problem = FewShot(partial(CNN4, filters=8, image_size=64))
+    task, outer = SyntheticStream(image_size=64).train[0], problem.initial_outer(0)
+    images, labels = task["support"], task["support_labels"]
+
+    def logits(images, dtype=torch.float32):
+        with torch.no_grad():
+            return problem.network(outer[0].to(dtype), images.to(dtype))
+
+    truth = logits(images, torch.float64)
+    assert len(labels) == len(truth)
+    found, plain = logits(problem.for_gradients(task)["support"]), logits(images)
+    assert float((found - truth).norm()) < 2.5 * float((plain - truth).norm())
+
+
 def test_rows_and_dropout_follow_the_sample_and_dropout_is_left_out_without_one():
     network, plain, sample = OwnNetwork(dropout=0.5), OwnNetwork(), Sample(11, 4)
     plain.load_state_dict(network.state_dict())
