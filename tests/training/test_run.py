@@ -278,7 +278,7 @@ def test_a_summary_tells_of_each_parameter_group_whether_it_helped(folds, here, 
     """The result is that of the plain loop, with the fold of each round and the bounds of the algorithm."""
     monkeypatch.setattr(EveryFile, "folds", folds)
     flags = ["--data", "small_runs.EveryFile", *TINY, "--algorithm.groups.weight.domain.name", "box"]
-    flags += ["--algorithm.groups.weight.domain.lower", "0.1", "--algorithm.groups.weight.domain.upper", "0.51"]
+    flags += ["--algorithm.groups.weight.domain.lower", "0.4999", "--algorithm.groups.weight.domain.upper", "0.5001"]
     run, config = run_fit(*flags), config_of(*flags)
     stream, algorithm = build_stream(config), build_algorithm(config)
     problem = build_problem(config, stream)
@@ -291,6 +291,7 @@ def test_a_summary_tells_of_each_parameter_group_whether_it_helped(folds, here, 
     expected = replace_nonfinite({"weight": {**result.summary()["weight"], "held_out": True}})
     assert read_summary(run)["tuning"] == expected
     assert expected["weight"]["start"] == [0.5]
+    assert "reached its" in expected["weight"]["verdict"]
     assert float(read_table(run.outer)[-1]["weight"]) == pytest.approx(expected["weight"]["final"][0])
 
 
