@@ -227,21 +227,22 @@ def test_a_module_in_float64_starts_at_exactly_a_third_and_takes_values_learned_
     class Thirds(Ridge):
         def __init__(self, dtype=F64):
             super().__init__()
-            self.hyper = Hyperparameters(sources=OnSimplex(3), decay=Positive(0.1, lower=0.1)).to(dtype)
+            self.hyper = Hyperparameters(sources=OnSimplex(3), decay=Positive(0.7, lower=0.7)).to(dtype)
 
     module = Thirds()
     assert module.hyper["sources"].tolist() == [1 / 3] * 3
     tuner = OnlineTuner(folds="new")
     assert tuner.step(module, make_rows(), make_rows(7, seed=1)).outer.dtype == F64
     single = Thirds(torch.float32)
-    single.hyper.outer.copy_(torch.tensor([0.1, 0.2, 0.7, 0.1]))
+    rounded = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0.7]])
+    single.hyper.outer.copy_(rounded)
     for learned in (single, Thirds()):
         learned.double()
-        learned.hyper.load_state_dict({"outer": torch.tensor([[0.1, 0.2, 0.7, 0.1]])})
+        learned.hyper.load_state_dict({"outer": rounded})
         found = OnlineTuner(folds="new").step(learned, make_rows(), make_rows(7, seed=1))
         assert bool(found.outer.isfinite().all())
         assert float(learned.hyper["sources"].sum()) == pytest.approx(1, abs=1e-15)
-        assert float(learned.hyper["decay"]) >= 0.1
+        assert float(learned.hyper["decay"]) >= 0.7
 
 
 def test_accumulated_gradients_and_clipping_leave_outer_steps_as_they_are():
@@ -428,6 +429,13 @@ def test_the_fixed_point_is_that_of_the_users_optimizer(monkeypatch):
     for optimizer, found in zip(given, expected, strict=True):
         OnlineTuner(folds="new").step(module, BATCH, optimizer=optimizer)
         assert used[-1] == found
+    optimizer, other = (torch.optim.Adam(module.parameters(), lr=0.2) for _ in range(2))
+    wrapper = LightningOptimizer(optimizer)
+    module.weight.grad = torch.full((1,), 5.0)
+    other.step()
+    optimizer.load_state_dict(other.state_dict())  # as a checkpoint does
+    OnlineTuner(folds="new").step(module, BATCH, optimizer=wrapper)
+    assert float(used[-1].size) == pytest.approx(0.2 / 5)
 
 
 def test_an_unknown_optimizer_is_named_once():
@@ -547,9 +555,9 @@ def test_a_value_that_is_sometimes_used_and_skipped_steps_are_not_refused():
     tuner, module = OnlineTuner(folds="new"), Sometimes()
     for module.uses in (False, True, False):
         tuner.step(module, BATCH)
-    broken = OnlineTuner(folds="new")
-    for _ in range(3):
-        assert bool(broken.step(OneUnused(), torch.full((4,), torch.nan)).skipped.all())
+    broken, module = OnlineTuner(folds="new"), OneUnused()
+    for _ in range(4):
+        assert bool(broken.step(module, torch.full((4,), torch.nan)).skipped.all())
 
 
 def test_the_cost_is_reported_relative_to_the_training_alone(monkeypatch):

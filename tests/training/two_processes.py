@@ -38,10 +38,10 @@ class DecayModule(L.LightningModule):
         return (self.linear(batch[0]).squeeze(-1) - batch[1]).square().mean()
 
     def training_step(self, batch, index):
-        return self.training_loss(batch, self.hyper)
+        return 0 * self.training_loss(batch, self.hyper)
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.linear.parameters(), lr=1e-30)
+        return torch.optim.SGD(self.linear.parameters(), lr=0.1)
 
 
 def tuning_rows():
