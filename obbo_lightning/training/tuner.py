@@ -269,7 +269,7 @@ class OnlineTuner(L.Callback):
         self, optimizer: Optimizer | Sequence[Optimizer] | None, parameters: dict[str, nn.Parameter], dtype: torch.dtype
     ) -> StepMap:
         given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer or []
-        # a wrapper does not follow a state that is loaded
+        # by the names of their own classes
         optimizers = [one.optimizer if isinstance(one, LightningOptimizer) else one for one in given]
         for name in unknown_optimizers(optimizers):
             if name not in self._warned:

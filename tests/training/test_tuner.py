@@ -443,7 +443,7 @@ def test_an_unknown_optimizer_is_named_once():
     optimizer = torch.optim.LBFGS(module.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="the steps of LBFGS are not known to OnlineTuner: its lr is used as that of"):
         tuner.step(module, BATCH, optimizer=optimizer)
-    tuner.step(module, BATCH, optimizer=[optimizer])
+    tuner.step(module, BATCH, optimizer=[LightningOptimizer(optimizer)])
 
 
 @pytest.mark.filterwarnings("error:the fixed point")
