@@ -66,6 +66,7 @@ JOINED = "validation examples in training"
 AUTO, SHARES, BOUNDED = "auto", "auto, as shares", "auto, between 0.1 and 3"  # the last two in `auxiliary` only
 DIGITS_LABELLED = 500  # images in `auxiliary`
 TEST_NOISE, TEST_SHIFT = 0.5, 4.0  # of the test images, in `augmentation`
+FAILED = 10.0  # points of accuracy that a tuned run loses
 BATCHES = (30, 100, 300, 1000)  # in `length`
 
 
@@ -551,6 +552,9 @@ class Line(NamedTuple):
         mean, error = self.gain(self.tuned, self.start)
         if math.isnan(error):
             return "one run"
+        lost = sum(self.start[s] - self.tuned[s] > FAILED for s in self.tuned) if "loss" not in self.metric else 0
+        if lost:
+            return f"**fails in {lost} of {len(self.tuned)} seeds**"
         found = "helps" if mean > 2 * error else "**harms**" if mean < -2 * error else "no gain"
         gains = {rule: self.gain(values, self.tuned) for rule, values in self.baselines.items()}
         better = [rule for rule, (mean, error) in gains.items() if mean > 2 * error]
