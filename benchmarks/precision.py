@@ -16,6 +16,7 @@ open, everything after it differs. Hence the median, the geometric mean of ratio
 import argparse
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import Parameter, functional
 
-from benchmarks.interleaved import medians, report
+from benchmarks.interleaved import report
 from obbo_lightning import OBBO
 from obbo_lightning.core.inner_solvers import GradientDescent
 from obbo_lightning.core.memory import InnerState
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=15, help="tasks of each kind; 0 for times only")
     parser.add_argument("--training", type=int, default=100, help="rounds that make the trained λ")
     parser.add_argument("--repeats", type=int, default=15, help="rounds of each kind that are timed; 0 for errors only")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="1 for times, because threads that wait use CPU time")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     keep_freed_memory()
@@ -184,7 +185,7 @@ def round_runner(problem: FewShot, outer: Parameter, tasks: Sequence[Task] | Ran
 
 
 def times(tasks: Sequence[Task] | RandomTasks, repeats: int) -> None:
-    """Print the time of each variant's hypergradient, in plain gradients."""
+    """Print the CPU time of each variant's hypergradient, in plain gradients; the variants alternate."""
     outer, task = FewShot().initial_outer(0), tasks[0]
     network = CNN4()
 
@@ -196,7 +197,16 @@ def times(tasks: Sequence[Task] | RandomTasks, repeats: int) -> None:
     def measured(one: Round) -> Callable[[], Tensor]:
         return lambda: one(outer, task)
 
-    found = medians({"gradients": gradients} | {name: measured(one) for name, one in variants().items()}, repeats)
+    actions: dict[str, Callable[[], object]] = {"gradients": gradients}
+    actions |= {name: measured(one) for name, one in variants().items()}
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for turn in range(repeats + 1):
+        for name, action in actions.items():
+            began = time.process_time()
+            action()
+            if turn:
+                seconds[name].append(time.process_time() - began)
+    found = {name: statistics.median(each) for name, each in seconds.items()}
     unit = found.pop("gradients") / GRADIENTS
     rows: list[tuple[str, float, float | None]] = [
         (f"{name} / a gradient", one / unit, None) for name, one in found.items()

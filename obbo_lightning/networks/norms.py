@@ -120,6 +120,7 @@ class _AccurateBatchNorm(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         images, weight, _, ctx.epsilon = inputs
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(images, weight, *output[1:])
 
     @staticmethod
