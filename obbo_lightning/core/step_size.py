@@ -4,18 +4,23 @@ A step is tested on validation examples that did not produce it: the examples ar
 other gives the hypergradient of a round, and c_t compares it with the directions of the other folds' last steps. Where
 every round has new examples, every round is such a test.
 
-    M_t = average size of q, memory 0.99;                 r_t = q_t / M_t, cut at 5
+    M_t = average size of q, memory 0.99;                 r_t = q_t / M_t, cut at 2 (on the simplex at 5)
     c_t = cosine of d_t and U_{−k} = Σ_{j ≠ k} U_j, times min(1, size of d_t / M_t)
-    log s_t = 0.97 log s_{t−1} + 0.03 log 0.08 + log(1 + c_t/4),  0.01 ≤ s_t ≤ 1
+    log s_t = 0.97 log s_{t−1} + 0.03 log 0.05 + log(1 + 0.32 c_t n / (n + 1)),  s_0 = 0.08,  0.01 ≤ s_t ≤ 1
     α_t = s_t · reach(λ_t) · max(0, cosine of d_t and q_t) / M_t
-    U_j ← 0.8 U_j for all j,  U_k ← U_k + r_t
+    U_j ← 0.7 U_j for all j,  U_k ← U_k + r_t
 
-with k the fold of round t. Cosines are those of the geometry at λ_t (`Distance.inner_weights`). The last factor of α_t
-is 1 without a window; with one it is small where the newest hypergradient contradicts the averaged direction, so that a
-window cannot push λ past its optimum.
+with k the fold of round t, and n the number of coordinates, one less on the simplex: the cosine of two numbers is their
+sign, which proves less than agreement in many coordinates. Cosines are those of the geometry at λ_t
+(`Distance.inner_weights`). The last factor of α_t is 1 without a window; with one it is small where the newest
+hypergradient contradicts the averaged direction, so that a window cannot push λ past its optimum.
 
 c_t is positive where steps learned on some examples help on others, around 0 where they follow noise, and negative
-where they are too long: s_t grows from 0.08 to 1 in about 15 rounds of full agreement and falls as quickly.
+where they are too long: s_t grows from 0.08 to 1 in about 15 rounds of full agreement, and falls faster.
+
+A step that is too long makes a training diverge where λ is a number without bounds, and does no lasting harm on the
+simplex. So elsewhere M_t is at least the average of the last few sizes: a hypergradient that grows does not lengthen
+the steps.
 """
 
 import math
@@ -27,14 +32,26 @@ from torch import Tensor
 from obbo_lightning.core.domains import Domain, Simplex
 from obbo_lightning.core.geometry import Distance, Geometry
 
-DEFAULT_SCALE = 0.08  # first s, and its value where there is no evidence either way
+DEFAULT_SCALE = 0.08  # first s
+NEUTRAL = 0.05  # s where there is no evidence either way
 SMALLEST, LARGEST = 0.01, 1.0  # of s
-GROWTH = 0.25  # of s in a round of full agreement
+GROWTH = 0.32  # of s in a round of full agreement in many coordinates
 SCALE_MEMORY = 0.97  # of log s
 SIZE_MEMORY = 0.99  # of M
-MOVE_MEMORY = 0.8  # of U
-CUT = 5.0  # largest q, in units of M
-STATE = ("sizes", "weights", "moves", "log_scale", "agreement", "reach", "lr")  # tensors of a group between steps
+MOVE_MEMORY = 0.7  # of U
+CUT, CUT_ON_SIMPLEX = 2.0, 5.0  # largest q, in units of M
+RECENT_MEMORY = 0.5  # of the least M outside the simplex
+OUTLIER = 10.0  # largest size that counts for it, in units of M
+STATE = (
+    "sizes",
+    "weights",
+    "recent",
+    "moves",
+    "log_scale",
+    "agreement",
+    "reach",
+    "lr",
+)  # tensors of a group between steps
 
 
 class Fold(NamedTuple):
@@ -70,22 +87,29 @@ class Measured(NamedTuple):
 
 def measure(geometry: Geometry, domain: Domain, outer: Tensor, direction: Tensor, state: dict[str, Any]) -> Measured:
     """Return q_t in units of M_t, and update M_t in ``state``; skipped rounds, whose q is zero, do not count."""
-    info = torch.finfo(outer.dtype)
+    info, on_simplex = torch.finfo(outer.dtype), isinstance(domain, Simplex)
+    cut = CUT_ON_SIMPLEX if on_simplex else CUT
     unit = geometry.unit(outer, direction, domain).clamp(max=info.max)
     seen = unit >= info.tiny  # a subnormal q has lost its digits, and 1/q may overflow
     total, weight = state.get("sizes", torch.zeros_like(unit)), state.get("weights", torch.zeros_like(unit))
-    # an outlier counts as 5 typical sizes; (x / w) 5 rather than 5 x / w, which would overflow earlier
-    size = torch.minimum(
-        unit, (total / weight.where(weight > 0, 1.0) * CUT).where(weight > 0, unit).clamp(max=info.max)
-    )
-    # M_t = Σ 0.99^i u_{t−i} / Σ 0.99^i
+
+    def at_most(times: float) -> Tensor:
+        # (x / w) times rather than times x / w, which would overflow earlier
+        limit = (total / weight.where(weight > 0, 1.0) * times).where(weight > 0, unit)
+        return torch.minimum(unit, limit.clamp(max=info.max))
+
+    last = state.get("recent", torch.zeros_like(unit))
+    recent = (RECENT_MEMORY * last + (1 - RECENT_MEMORY) * at_most(OUTLIER)).where(seen, last)
+    # M_t = Σ 0.99^i u_{t−i} / Σ 0.99^i, in which an outlier counts as a cut one
+    size = at_most(cut)
     total = torch.where(seen, SIZE_MEMORY * total + (1 - SIZE_MEMORY) * size, total)
     weight = torch.where(seen, SIZE_MEMORY * weight + (1 - SIZE_MEMORY), weight)
+    state.update(sizes=total, weights=weight, recent=recent)
     moves = weight > 0
-    typical = (total / weight.where(moves, 1.0)).where(moves, 1.0)
-    state.update(sizes=total, weights=weight)
+    typical = total / weight.where(moves, 1.0)
+    typical = (typical if on_simplex else torch.maximum(typical, recent)).where(moves, 1.0)
     direction = geometry.auto_direction(outer, direction, domain)
-    direction = direction * (CUT * typical / unit.where(seen, typical)).clamp(max=1)
+    direction = direction * (cut * typical / unit.where(seen, typical)).clamp(max=1)
     direction = direction.where(seen, 0.0)
     return Measured(direction, direction / typical, typical, moves)
 
@@ -132,9 +156,11 @@ def auto_length(
     if fold.folds > 1:
         others = others - state["moves"][fold.number]
     agreement = cosine(newest, others, weights, domain) * (size / measured.typical).clamp(max=1)
-    # log s_t = 0.97 log s_{t−1} + 0.03 log 0.08 + log(1 + c_t/4)
-    log_scale = SCALE_MEMORY * state["log_scale"] + (1 - SCALE_MEMORY) * math.log(DEFAULT_SCALE)
-    log_scale = (log_scale + (GROWTH * agreement).log1p()).clamp(math.log(SMALLEST), math.log(LARGEST))
+    # log s_t = 0.97 log s_{t−1} + 0.03 log 0.05 + log(1 + 0.32 c_t n / (n + 1))
+    free = outer.shape[-1] - isinstance(domain, Simplex)
+    growth = GROWTH * free / (free + 1)
+    log_scale = SCALE_MEMORY * state["log_scale"] + (1 - SCALE_MEMORY) * math.log(NEUTRAL)
+    log_scale = (log_scale + (growth * agreement).log1p()).clamp(math.log(SMALLEST), math.log(LARGEST))
     log_scale = log_scale.where(present, state["log_scale"])
     # Without bounds the reach is the size of λ, which must not vanish when λ passes 0.
     reach = torch.maximum(reach, SIZE_MEMORY * state["reach"])
