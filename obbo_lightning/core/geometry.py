@@ -13,7 +13,7 @@ from torch import Tensor
 
 from obbo_lightning.core.configurable import Configurable
 from obbo_lightning.core.domains import Box, Domain, L2Ball, Simplex, entropic_simplex, weighted_ball, weighted_simplex
-from obbo_lightning.core.regularizers import ElasticNet
+from obbo_lightning.core.regularizers import ElasticNet, NoRegularizer
 from obbo_lightning.core.validation import decay, positive
 
 Rate = float | Tensor  # α: one for all lanes, or one per lane ``[lanes, 1]``
@@ -74,6 +74,12 @@ class Geometry(Configurable, ABC):
     def auto_direction(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
         """Return what ``lr: auto`` steps along ``[lanes, d]``: q, centred on the simplex."""
         return direction - direction.mean(-1, keepdim=True) if isinstance(domain, Simplex) else direction
+
+    def auto_regularizer(
+        self, outer: Tensor, regularizer: ElasticNet, domain: Domain
+    ) -> tuple[Tensor | float, ElasticNet]:
+        """Return what h adds to `auto_direction`, and what is left of it for the step."""
+        return 0.0, regularizer
 
     def unit(self, outer: Tensor, direction: Tensor, domain: Domain) -> Tensor:
         """Return the size of q ``[lanes, 1]``; ``lr: auto`` divides by it, so rescaling f changes no step."""
@@ -234,6 +240,13 @@ class NegativeEntropy(Entropy):
         if isinstance(domain, Simplex):
             return super().auto_direction(outer, direction, domain)
         return outer * direction  # ∂f/∂ log λ: it vanishes with λ, so that λ does not collapse
+
+    def auto_regularizer(
+        self, outer: Tensor, regularizer: ElasticNet, domain: Domain
+    ) -> tuple[Tensor | float, ElasticNet]:
+        if isinstance(domain, Simplex):
+            return super().auto_regularizer(outer, regularizer, domain)
+        return regularizer.l1 * outer, NoRegularizer()  # ∂h/∂ log λ, as for f
 
     def inner_weights(self, outer: Tensor, domain: Domain) -> Tensor:
         return outer if isinstance(domain, Simplex) else torch.ones_like(outer)

@@ -107,13 +107,18 @@ class BregmanProx(Optimizer):
         if group.lr == "auto":
             measured = measure(geometry, domain, outer, direction, state)
             distance = geometry.distance(measured.relative, state)
-            newest = newest[..., group.where]
-            evidence = geometry, distance, domain, outer, newest, measured, measured.relative, fold, group.scale, state
+            newest, move = newest[..., group.where], measured.relative
+            if h.l1 or h.l2:  # evidence is about f + h
+                slope = h.l1 * outer.sign() + h.l2 * outer
+                newest = newest + slope
+                move = move + geometry.auto_direction(outer, slope, domain) / measured.typical
+            evidence = geometry, distance, domain, outer, newest, measured, move, fold, group.scale, state
             length = auto_length(*evidence) * (rate / group.scale)  # a scheduler multiplies the steps
             moves = length > 0
             rate = (length / measured.typical).where(moves, 1.0)
             state["lr"] = rate.where(moves, 0.0)
-            after = distance.step(outer, measured.direction, rate, h, domain).where(moves, outer)
+            added, h = geometry.auto_regularizer(outer, h, domain)
+            after = distance.step(outer, measured.direction + added, rate, h, domain).where(moves, outer)
             rate = rate.squeeze(-1)
         else:
             distance = geometry.distance(direction, state)

@@ -13,7 +13,8 @@ every round has new examples, every round is such a test.
 with k the fold of round t, and n the number of coordinates, one less on the simplex: the cosine of two numbers is their
 sign, which proves less than agreement in many coordinates. Cosines are those of the geometry at λ_t
 (`Distance.inner_weights`). The last factor of α_t is 1 without a window; with one it is small where the newest
-hypergradient contradicts the averaged direction, so that a window cannot push λ past its optimum.
+hypergradient contradicts the averaged direction, so that a window cannot push λ past its optimum. Where there is a
+regularizer h, d_t and what λ moves along include its slope, in the units of f.
 
 c_t is positive where steps learned on some examples help on others, around 0 where they follow noise, and negative
 where they are too long: s_t grows from 0.08 to 1 in about 15 rounds of full agreement, and falls faster.
@@ -42,16 +43,8 @@ MOVE_MEMORY = 0.7  # of U
 CUT, CUT_ON_SIMPLEX = 2.0, 5.0  # largest q, in units of M
 RECENT_MEMORY = 0.5  # of the least M outside the simplex
 OUTLIER = 10.0  # largest size that counts for it, in units of M
-STATE = (
-    "sizes",
-    "weights",
-    "recent",
-    "moves",
-    "log_scale",
-    "agreement",
-    "reach",
-    "lr",
-)  # tensors of a group between steps
+# tensors of a group between steps
+STATE = ("sizes", "weights", "recent", "moves", "log_scale", "agreement", "reach", "lr")
 
 
 class Fold(NamedTuple):
@@ -133,9 +126,9 @@ def auto_length(
         distance: φ_t.
         domain: X.
         outer: λ_t ``[lanes, d]``.
-        newest: d_t, the hypergradient of one fold ``[lanes, d]``.
+        newest: d_t, the hypergradient of one fold ``[lanes, d]``, plus the slope of h.
         measured: of q_t.
-        move: what λ moves against: r_t, or what a torch optimizer makes of it ``[lanes, d]``.
+        move: what λ moves against: r_t plus the slope of h, or what a torch optimizer makes of r_t ``[lanes, d]``.
         fold: of d_t.
         first: s_0.
         state: updated: ``log_scale``, ``agreement``, ``moves``, ``reach`` and ``lr``.
