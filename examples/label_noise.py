@@ -40,8 +40,9 @@ def validation_loss(model, batch, hyper):
 
 model = Model()
 optimizer = torch.optim.SGD(model.network.parameters(), lr=0.05, momentum=0.9)
-tuner = OnlineTuner(training_loss=training_loss, validation_loss=validation_loss, lr=0.05)
-clean = generate(40)  # 40 clean validation examples
+x, labels = generate(80)  # 80 clean validation examples in 4 disjoint folds, used in turn
+clean = [(x[k::4], labels[k::4]) for k in range(4)]
+tuner = OnlineTuner(training_loss=training_loss, validation_loss=validation_loss, folds=4)
 for step in range(400):
     x, truth = generate(50)
     annotator = torch.arange(50) % ANNOTATORS
@@ -51,6 +52,7 @@ for step in range(400):
     training_loss(model, batch, model.hyper).backward()
     optimizer.step()
     if step % 5 == 4:
-        tuner.step(model, batch, clean)  # one hypergradient, one step on the simplex
+        tuner.step(model, batch, clean[tuner.steps % 4], optimizer)  # one hypergradient, one step on the simplex
 print("weights:", [round(value, 3) for value in model.hyper["annotators"].tolist()])
+print(*tuner.result.lines(), sep="\n")
 assert model.hyper["annotators"][:2].sum() < 0.05
