@@ -142,7 +142,7 @@ def auto_length(
         raise ValueError(f"folds must be {len(state['moves'])} to continue, got {fold.folds}")
     size = geometry.unit(outer, newest, domain)
     newest = geometry.auto_direction(outer, newest, domain)
-    present = size > 0
+    present = (size > 0) & measured.moves
     newest = newest / newest.abs().amax(-1, keepdim=True).where(present, 1.0)  # its squares neither overflow nor vanish
     # c_t: d_t of fold k against the last moves of the other folds
     others = state["moves"].sum(0)
@@ -160,7 +160,7 @@ def auto_length(
     length = log_scale.exp() * reach * cosine(newest, move, weights, domain).clamp(min=0)
     length = length.where(measured.moves, 0.0)
     moves = MOVE_MEMORY * state["moves"]
-    moves[fold.number] += move
+    moves[fold.number] += move.where(measured.moves, 0.0)
     state.update(log_scale=log_scale, agreement=agreement, moves=moves, reach=reach, lr=length / measured.typical)
     return length
 

@@ -73,8 +73,10 @@ def _identity(run: RunDirectory) -> str:
 
 
 def finish_logger(logger: Logger | None, run: RunDirectory, console: Console) -> None:
-    """Upload figures and configuration, and print how an offline run is uploaded."""
+    """Write what is pending; upload figures and configuration to W&B, and print how an offline run is uploaded."""
     if not isinstance(logger, WandbLogger):
+        if logger is not None:
+            logger.finalize("success")  # again: the result was logged after the Trainer had closed the file
         return
     import wandb
 

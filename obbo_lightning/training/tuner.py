@@ -65,7 +65,7 @@ class OnlineTuner(L.Callback):
         algorithm: everything but the inner solver; None: OBBO with a window of 1, the groups' own geometry and steps,
             and a fixed point of 2 iterations. Its hypergradient is `FixedPoint`, or `ConjugateGradient`.
         folds: number of disjoint folds of validation examples; None: 4 of a loader with a map-style dataset (2 of less
-            than 100 examples). Of anything else you say where its batches come from: K, batch i of every pass is of
+            than 20 examples). Of anything else you say where its batches come from: K, batch i of every pass is of
             fold i mod K; or ``new``, every batch has new examples.
         labels: class of every validation example, so that folds have the same shares of classes.
         seed: of folds and validation batches.

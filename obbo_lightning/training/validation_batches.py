@@ -15,7 +15,7 @@ from obbo_lightning.core.randomness import derive_seed
 from obbo_lightning.core.validation import at_least
 
 FOLDS = 4
-FEW = 100  # examples, of which there are two folds only
+FEW = 20  # examples, of which there are two folds only
 Source = Iterable[Any] | Callable[[int], Any]
 
 
@@ -35,7 +35,7 @@ class ValidationBatches:
         source: a loader, any other iterable over batches, a function of the number of batches taken before, or None:
             batches are those of training.
         folds: K, where the source is not split: batch i of every pass, or of a function, has examples of fold i mod K.
-            ``new``: every batch has new examples. None: 4 folds of a loader (2 of less than 100 examples), 1 of
+            ``new``: every batch has new examples. None: 4 folds of a loader (2 of less than 20 examples), 1 of
             anything else, with a warning.
         seed: of folds and batches.
         labels: class of every example, so that folds have the same shares of classes.

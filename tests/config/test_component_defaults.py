@@ -12,7 +12,7 @@ from obbo_lightning.streams.quadratic import QuadraticTasks
 
 FEW_SHOT = {"ways": 5, "shots": 5, "queries": 5, "order": "iid", "period": 1000, "seed": 0}
 OWN = {"ratios": (0.6, 0.2, 0.2), "train_classes": None, "validation_classes": None, "test_classes": None}
-STEP = {"lr": None, "clip": None, "scale": 0.3, "groups": None}
+STEP = {"lr": None, "clip": None, "scale": 0.08, "groups": None}
 DEFAULTS = {
     ("algorithm", "obbo"): {**STEP, "window": 10},
     ("algorithm", "sobbo"): {**STEP, "window": 10},

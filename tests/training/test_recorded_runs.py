@@ -16,7 +16,8 @@ EVENTS = "--config market --data.subset 40 --data.subsets 9 --data.horizon 7"
 PAST = "--config forgetting --data.block 8 --data.past 4"
 TRUST = "--config sources --data.examples 3 --data.validation 9 --data.test 20 --data.period 2"
 RARE = (
-    "--config imbalance --data.batch 12 --data.validation 2 --data.test 3 --data.period 2 --problem.network.widths [5]"
+    "--config imbalance --data.batch 12 --data.validation 4 --data.test 3 --data.period 2 --problem.network.widths [5]"
+    " --algorithm.hypergradient.while_contracting true"
 )
 DECAY = "--config regularization --data.examples 20 --data.batch 8 --data.validation 4 --data.test 9 --data.period 2"
 DECAY += " --problem.network.filters 2 --algorithm.inner.batch_size 4"

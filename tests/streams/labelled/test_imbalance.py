@@ -21,7 +21,9 @@ def test_frequencies_are_powers_of_the_number_of_their_phase():
 
 
 def test_validation_and_test_examples_are_balanced_and_all_depend_on_the_seed():
-    task, other = (ImbalanceStream(validation=2, test=3, seed=seed).task(0) for seed in (0, 1))
-    assert task["validation_y"].bincount().tolist() == [2] * 10
+    stream, unlike = (ImbalanceStream(validation=4, test=3, seed=seed) for seed in (0, 1))
+    task, other = stream.task(0), unlike.task(0)
+    folds = torch.cat([stream.task(t)["validation_y"] for t in range(stream.folds)])
+    assert folds.bincount().tolist() == [4] * 10
     assert task["test_y"].bincount().tolist() == [3] * 10
     assert not any(torch.equal(task[name], other[name]) for name in ("train_x", "validation_x", "test_x"))

@@ -121,7 +121,12 @@ def test_unusable_files_are_refused(arrays, message, tmp_path):
 def test_examples_are_of_their_pools_with_labels_that_are_clean_unless_in_training(make):
     stream = make()
     task, later = stream.train[0], stream.train[1]
-    assert torch.equal(task["validation_x"], later["validation_x"])
+    folds = [stream.fold(t) for t in range(2 * stream.folds)]
+    assert stream.folds == stream.folds_of(1) == 4
+    assert torch.equal(torch.cat(folds[:4]).sort().values, stream.validation_rows(0).sort().values)  # disjoint
+    assert all(torch.equal(one, again) for one, again in zip(folds[:4], folds[4:], strict=True))
+    assert torch.equal(task["validation_x"], stream.data.take(folds[0])[0])
+    assert torch.equal(later["validation_x"], stream.data.take(folds[1])[0])
     assert not torch.equal(task["test_x"], later["test_x"])
     for kind, rows in stream.data.pools.items():
         examples, labels = stream.data.take(rows)
@@ -145,8 +150,14 @@ def train(network, tasks, loss, steps=5, lr=0.01, momentum=0.9, weight_decay=0.0
     return found
 
 
-def validation_loss(network, t, task):
-    return cross_entropy(network(task["validation_x"]), task["validation_y"])
+def loss_on_validation(stream):
+    """A loss on all validation examples: a task has one fold of them."""
+
+    def validation_loss(network, t, task):
+        x, y = stream.data.take(stream.validation_rows(t))
+        return cross_entropy(network(x), y)
+
+    return validation_loss
 
 
 def small_sources(**settings):
@@ -174,7 +185,7 @@ def test_baselines_of_source_weights_equal_an_ordinary_training_loop():
     assert found["equal weights"] == pytest.approx(by_power[0], abs=1e-6)
     truth = trained(lambda t: rights[t] / rights[t].sum())
     assert found["weights that know the truth"] == pytest.approx(truth, abs=1e-6)
-    only = train(problem.network, tasks, validation_loss, **options)
+    only = train(problem.network, tasks, loss_on_validation(stream), **options)
     assert found["clean validation examples only"] == pytest.approx(only, abs=1e-6)
     assert sum(found["best fixed weights in hindsight"]) == pytest.approx(max(map(sum, by_power)), abs=1e-5)
     assert found["best fixed weights in hindsight"] in [pytest.approx(one, abs=1e-6) for one in by_power]
@@ -191,13 +202,14 @@ def test_baselines_of_imbalance_equal_an_ordinary_training_loop():
         return cross_entropy(network(task["train_x"]) + offset, task["train_y"])
 
     def joint_loss(network, t, task):
-        x, y = (torch.cat([task[f"train_{key}"], task[f"validation_{key}"]]) for key in "xy")
+        more = stream.data.take(stream.validation_rows(t))
+        x, y = (torch.cat([task[f"train_{key}"], added]) for key, added in zip("xy", more, strict=True))
         return cross_entropy(network(x), y)
 
     losses = {
         "plain training": plain_loss,
         "offsets that know the frequencies": lambda network, t, task: plain_loss(network, t, task, offsets[t]),
-        "the balanced examples alone": validation_loss,
+        "the balanced examples alone": loss_on_validation(stream),
         "the balanced examples added to every batch": joint_loss,
     }
     assert list(found) == list(losses)
@@ -222,7 +234,7 @@ def test_baselines_of_regularization_equal_an_ordinary_training_loop():
     assert found == {
         "hardly any regularization": pytest.approx(fixed[1e-4, 0.0]),
         "best fixed regularization in hindsight": pytest.approx(max(fixed.values(), key=sum)),
-        "validation examples only": pytest.approx(train(problem.network, tasks, validation_loss, lr=0.05)),
+        "validation examples only": pytest.approx(train(problem.network, tasks, loss_on_validation(stream), lr=0.05)),
     }
 
 
