@@ -256,7 +256,7 @@ def test_accumulated_gradients_and_clipping_leave_outer_steps_as_they_are():
 def test_a_plain_loop_and_a_trainer_give_the_same_values():
     module, tuner = Sources(), OnlineTuner(clean_loader(), every=2)
     fit(module, tuner, deterministic=True)
-    plain, plain_tuner, validation = Sources(), OnlineTuner(every=2, folds=2), ValidationBatches(clean_loader())
+    plain, plain_tuner, validation = Sources(), OnlineTuner(every=2, folds=4), ValidationBatches(clean_loader())
     (optimizer,), _ = plain.configure_optimizers()
     torch.manual_seed(3)
     for i, batch in enumerate(loader()):
@@ -307,7 +307,7 @@ def test_the_result_is_written_as_text_where_a_logger_has_a_place_for_it(tmp_pat
     online = WandbLogger.__new__(WandbLogger)
     monkeypatch.setattr(WandbLogger, "experiment", SimpleNamespace(summary=summary))
     monkeypatch.setattr(WandbLogger, "log_metrics", lambda self, metrics, step: numbers.append((metrics, step)))
-    tuner = OnlineTuner(clean_loader(), every=2)
+    tuner = OnlineTuner(clean_loader(), every=2, folds=2)
     fit(Sources(), tuner)
     tuner.on_train_end(SimpleNamespace(loggers=[board, online], global_step=12), None)
     assert [step for _, step in numbers] == [12, 12]
@@ -489,7 +489,7 @@ def test_folds_are_those_of_the_validation_batches(monkeypatch):
     for fold in (None, None, 0):
         plain.step(OneUnused(), BATCH, fold=fold)
     folds = [fold for *_, fold in asked]
-    assert folds == [0, 1] * 3 + [0, 1, 2] * 2 + [0, 1, 0] * 2 + [0, 1, 0]
+    assert folds == [0, 1, 2, 3, 0, 1] + [0, 1, 2] * 2 + [0, 1, 0] * 2 + [0, 1, 0]
 
 
 def record_rounds(monkeypatch):

@@ -122,7 +122,7 @@ def test_labels_alone_divide_classes_equally():
             ValidationBatches(source, folds=2, labels=wrong)
 
 
-@pytest.mark.parametrize(("count", "folds"), [(2, 2), (3, 2), (99, 2), (100, 4), (1000, 4)])
+@pytest.mark.parametrize(("count", "folds"), [(2, 2), (3, 2), (19, 2), (20, 4), (1000, 4)])
 def test_a_loader_has_four_folds_or_two_of_few_examples(count, folds):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
