@@ -160,7 +160,8 @@ def auto_length(
     length = log_scale.exp() * reach * cosine(newest, move, weights, domain).clamp(min=0)
     length = length.where(measured.moves, 0.0)
     moves = MOVE_MEMORY * state["moves"]
-    moves[fold.number] += move.where(measured.moves, 0.0)
+    moves[fold.number] += move
+    moves = moves.where(present, state["moves"])  # a skipped round is no evidence
     state.update(log_scale=log_scale, agreement=agreement, moves=moves, reach=reach, lr=length / measured.typical)
     return length
 

@@ -106,8 +106,9 @@ class Reference:
             self.log_scale = 0.97 * self.log_scale + 0.03 * math.log(0.05) + math.log1p(0.32 * free / (free + 1) * c)
             self.log_scale = min(max(self.log_scale, math.log(0.01)), 0.0)
         length = math.exp(self.log_scale) * self.reach * max(0.0, self.cosine(d, direction))
-        self.moves *= 0.7
-        self.moves[fold] += direction / typical
+        if size > 0:
+            self.moves *= 0.7
+            self.moves[fold] += direction / typical
         if self.kind == "real":
             self.outer = self.outer - length * direction / typical
         else:
