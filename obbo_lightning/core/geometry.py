@@ -185,8 +185,9 @@ class AdaptiveDiagonal(Geometry):
         return {**state, "rounds": outer.new_zeros(())} if self.bias_correction else state
 
     def reach(self, outer: Tensor, domain: Domain) -> Tensor:
-        # H_t removes the size of every coordinate, and a step of α in each of d coordinates has length α √d.
-        return domain.extent(outer) / outer.shape[-1] ** 0.5
+        # H_t removes the size of every coordinate, and a step of α in each of d coordinates has length α √d. A step of
+        # a tenth of the size of the coordinates is not too long for a network either.
+        return domain.extent(outer) / min(outer.shape[-1] ** 0.5, 10.0)
 
     def distance(self, direction: Tensor, state: dict[str, Tensor]) -> Distance:
         # v_t = decay v_{t−1} + (1 − decay) q_t²

@@ -19,6 +19,11 @@ regularizer h, d_t and what λ moves along include its slope, in the units of f.
 c_t is positive where steps learned on some examples help on others, around 0 where they follow noise, and negative
 where they are too long: s_t grows from 0.08 to 1 in about 15 rounds of full agreement, and falls faster.
 
+Directions in many coordinates are nearly orthogonal: above n = 100 both cosines are multiplied by √n/10, by 10 at most,
+and cut at ±1. Above 1,000 coordinates, the weights of a network, s_0 and log 0.05 become 0.2 and log 0.2: noise in one
+of so many coordinates does little harm, and evidence of a few percent per round cannot make up for steps that are too
+short.
+
 A step that is too long makes a training diverge where λ is a number without bounds, and does no lasting harm on the
 simplex. So elsewhere M_t is at least the average of the last few sizes: a hypergradient that grows does not lengthen
 the steps.
@@ -35,6 +40,7 @@ from obbo_lightning.core.geometry import Distance, Geometry
 
 DEFAULT_SCALE = 0.08  # first s
 NEUTRAL = 0.05  # s where there is no evidence either way
+NEUTRAL_OF_MANY, MANY = 0.2, 1000  # the same, of more than so many coordinates
 SMALLEST, LARGEST = 0.01, 1.0  # of s
 GROWTH = 0.32  # of s in a round of full agreement in many coordinates
 SCALE_MEMORY = 0.97  # of log s
@@ -134,8 +140,10 @@ def auto_length(
         state: updated: ``log_scale``, ``agreement``, ``moves``, ``reach`` and ``lr``.
     """
     reach, weights = geometry.reach(outer, domain), distance.inner_weights(outer, domain)
+    free = outer.shape[-1] - isinstance(domain, Simplex)
+    neutral = NEUTRAL if free <= MANY else NEUTRAL_OF_MANY
     if "moves" not in state:
-        start = math.log(min(max(first, SMALLEST), LARGEST))
+        start = math.log(min(max(first, neutral if free > MANY else SMALLEST), LARGEST))
         state.update(moves=move.new_zeros(fold.folds, *move.shape), reach=reach)
         state["log_scale"] = torch.full_like(reach, start)
     if len(state["moves"]) != fold.folds:
@@ -148,16 +156,17 @@ def auto_length(
     others = state["moves"].sum(0)
     if fold.folds > 1:
         others = others - state["moves"][fold.number]
-    agreement = cosine(newest, others, weights, domain) * (size / measured.typical).clamp(max=1)
+    sharpness = min(max(free**0.5 / 10, 1.0), 10.0)
+    agreement = (sharpness * cosine(newest, others, weights, domain)).clamp(-1, 1)
+    agreement = agreement * (size / measured.typical).clamp(max=1)
     # log s_t = 0.97 log s_{t−1} + 0.03 log 0.05 + log(1 + 0.32 c_t n / (n + 1))
-    free = outer.shape[-1] - isinstance(domain, Simplex)
     growth = GROWTH * free / (free + 1)
-    log_scale = SCALE_MEMORY * state["log_scale"] + (1 - SCALE_MEMORY) * math.log(NEUTRAL)
+    log_scale = SCALE_MEMORY * state["log_scale"] + (1 - SCALE_MEMORY) * math.log(neutral)
     log_scale = (log_scale + (growth * agreement).log1p()).clamp(math.log(SMALLEST), math.log(LARGEST))
     log_scale = log_scale.where(present, state["log_scale"])
     # Without bounds the reach is the size of λ, which must not vanish when λ passes 0.
     reach = torch.maximum(reach, SIZE_MEMORY * state["reach"])
-    length = log_scale.exp() * reach * cosine(newest, move, weights, domain).clamp(min=0)
+    length = log_scale.exp() * reach * (sharpness * cosine(newest, move, weights, domain)).clamp(0, 1)
     length = length.where(measured.moves, 0.0)
     moves = MOVE_MEMORY * state["moves"]
     moves[fold.number] += move
