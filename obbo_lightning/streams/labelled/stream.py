@@ -227,6 +227,7 @@ class LabelledStream(Stream):
         plain = ModuleProblem(problem.network.template, problem.hyper, loss, loss, problem.score_function)
 
         def replace_training(t: int, task: Task) -> Task:
-            return task | self.data.task(train=self.validation_rows(t))
+            others = {name: values for name, values in task.items() if not name.startswith("train_")}
+            return others | self.data.task(train=self.validation_rows(t))
 
         return self.train_with_fixed_outer(plain, algorithm, rounds, lambda t: start, replace_training)[0]

@@ -189,6 +189,8 @@ def test_baselines_of_source_weights_equal_an_ordinary_training_loop():
     assert found["clean validation examples only"] == pytest.approx(only, abs=1e-6)
     assert sum(found["best fixed weights in hindsight"]) == pytest.approx(max(map(sum, by_power)), abs=1e-5)
     assert found["best fixed weights in hindsight"] in [pytest.approx(one, abs=1e-6) for one in by_power]
+    sampling = OBBO(inner=InnerSGD(steps=1, lr=0.1, batch_size=8))  # needs as many rows in each train_ tensor
+    assert len(stream.baselines(problem, sampling, 2)["clean validation examples only"]) == 2
     with pytest.raises(ValueError, match="problem must be a ModuleProblem to train on its validation loss"):
         stream.train_on_validation_only(object(), algorithm, 1)
 
