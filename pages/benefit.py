@@ -13,6 +13,7 @@ FIGURE = Path(__file__).parents[1] / "docs" / "assets" / "benefit.svg"
 PAPER, INK = "#fbfbfa", "#262626"  # a background, so that the figure can be read on dark pages
 LINES = {  # columns of baselines.csv: label, colour and style
     "weights that know the truth": ("weights that know the truth", "#009E73", "--"),
+    "clean validation examples only": ("clean validation examples only", "#E69F00", "-"),
     "equal weights": ("equal weights", "#888888", "-"),
 }
 
@@ -37,7 +38,7 @@ def draw(run: Path) -> None:
         axes.text(start + period / 2, 0.07, text, ha="center", color=INK, fontsize=9)
     axes.set(xlabel="round", ylabel="accuracy, mean of 10 rounds", ylim=(0, 1.04), xlim=(0, len(rounds)))
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9.5, handlelength=1.4, columnspacing=1.2)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9.5, handlelength=1.4, columnspacing=1.2)
     figure.savefig(FIGURE, metadata={"Date": None})
 
 
