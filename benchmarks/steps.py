@@ -578,15 +578,20 @@ def main() -> None:
                 print(f"\n{name}\n")
                 report(asked.output)
         return
+    make_missing(runs_of(asked.job, asked.data, asked.seeds), asked.output)
+
+
+def make_missing(runs: Iterable[Run], output: Path) -> None:
+    """Make every run that the output does not have, in one thread, and append its row."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    for key, run in runs_of(asked.job, asked.data, asked.seeds):
-        if identify(key) in done(asked.output, list(key)):
+    for key, run in runs:
+        if identify(key) in done(output, list(key)):
             continue
         row = key | run()
-        exists = asked.output.exists()
-        with asked.output.open("a", newline="") as file:
+        exists = output.exists()
+        with output.open("a", newline="") as file:
             writer = csv.DictWriter(file, row)
             if not exists:
                 writer.writeheader()

@@ -18,12 +18,9 @@ market/prices.parquet.
 """
 
 import argparse
-import csv
-import logging
 import math
 import statistics
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
@@ -48,9 +45,8 @@ from benchmarks.steps import (
     Sources,
     Trained,
     by_seed,
-    done,
-    identify,
     learned,
+    make_missing,
     mean_and_error,
     perceptron,
     rows_of_prices,
@@ -686,19 +682,7 @@ def main() -> None:
     if asked.job == "report":
         report(asked.output, asked.steps)
         return
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    for key, run in runs_of(asked.job, asked.data, asked.seeds):
-        if identify(key) in done(asked.output, list(key)):
-            continue
-        row = key | run()
-        exists = asked.output.exists()
-        with asked.output.open("a", newline="") as file:
-            writer = csv.DictWriter(file, row)
-            if not exists:
-                writer.writeheader()
-            writer.writerow(row)
+    make_missing(runs_of(asked.job, asked.data, asked.seeds), asked.output)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ hypergradient contradicts the averaged direction, so that a window cannot push �
 regularizer h, d_t and what λ moves along include its slope, in the units of f.
 
 c_t is positive where steps learned on some examples help on others, around 0 where they follow noise, and negative
-where they are too long: s_t grows from 0.08 to 1 in about 15 rounds of full agreement, and falls faster.
+where they are too long: s_t grows from 0.08 to 1 in 11 rounds of full agreement in many coordinates, in 27 in
+one, and falls faster.
 
 Directions in many coordinates are nearly orthogonal: above n = 100 both cosines are multiplied by √n/10, by 10 at most,
 and cut at ±1. Above 1,000 coordinates, the weights of a network, s_0 and log 0.05 become 0.2 and log 0.2: noise in one
